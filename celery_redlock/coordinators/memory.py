@@ -1,0 +1,118 @@
+"""Locks within one process, for tests and eager mode.  No server, no thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from celery_redlock.clock import Clock, now
+from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
+from celery_redlock.coordinators.urls import CoordinatorSettings
+from celery_redlock.fencing import FencingToken
+
+__all__ = ["MemoryCoordinator", "from_urls"]
+
+
+@dataclass
+class _Record:
+    owner: str
+    holder: Holder
+    expires: float
+    token: int
+
+
+class MemoryCoordinator:
+    """Locks in this process's memory; other processes don't see them.
+
+    Args:
+        clock: gives the present instant in seconds.
+    """
+
+    capabilities = Capabilities(
+        name="memory",
+        fencing=True,
+        exclusion="one process",
+        survives_failover=False,
+        survives_restart=False,
+        tests_only=True,
+    )
+
+    def __init__(self, clock: Clock = now) -> None:
+        """Start with no lock held."""
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._held: dict[str, _Record] = {}
+        self._tokens: dict[str, int] = {}
+
+    def acquire(self, key: str, owner: str, ttl: float, holder: Holder) -> Grant | Conflict:
+        """Ask for the lock once."""
+        with self._mutex:
+            start = self._clock()
+            record = self._live(key)
+            if record is None:
+                token = self._tokens[key] = self._tokens.get(key, 0) + 1
+                record = self._held[key] = _Record(owner, holder, start + ttl, token)
+            elif record.owner != owner:
+                return Conflict(key, record.holder, record.expires - start)
+            return self._grant(key, record, ttl)
+
+    def extend(self, grant: Grant, ttl: float) -> Grant | None:
+        """Prolong this exact grant; None if it is not ours any more."""
+        with self._mutex:
+            record = self._live(grant.key)
+            if record is None or record.owner != grant.owner:
+                return None
+            record.expires = self._clock() + ttl
+            return self._grant(grant.key, record, ttl)
+
+    def release(self, grant: Grant) -> bool:
+        """Give this exact grant back; False if it was not ours any more."""
+        with self._mutex:
+            record = self._live(grant.key)
+            if record is None or record.owner != grant.owner:
+                return False
+            del self._held[grant.key]
+            return True
+
+    def inspect(self, key: str) -> Held | None:
+        """Who holds the lock now."""
+        with self._mutex:
+            record = self._live(key)
+            if record is None:
+                return None
+            left = record.expires - self._clock()
+            return Held(key, record.owner, record.holder, left, FencingToken(record.token, key))
+
+    def check(self) -> list[Finding]:
+        """One finding: this coordinator is for tests."""
+        return [
+            Finding(
+                "warning",
+                "memory://",
+                "locks are kept in this process only, so other workers don't see them",
+                "use it in tests and in eager mode; in production name lock servers",
+            )
+        ]
+
+    def close(self) -> None:
+        """Nothing to let go of: the locks stay."""
+
+    def _live(self, key: str) -> _Record | None:
+        record = self._held.get(key)
+        if record is not None and record.expires <= self._clock():
+            del self._held[key]
+            return None
+        return record
+
+    def _grant(self, key: str, record: _Record, ttl: float) -> Grant:
+        token = FencingToken(record.token, key)
+        return Grant(key, record.owner, ttl, record.expires, token)
+
+
+_shared: dict[str, MemoryCoordinator] = {}
+
+
+def from_urls(urls: Sequence[str], settings: CoordinatorSettings) -> MemoryCoordinator:
+    """The one memory coordinator of this process that goes by this url and prefix."""
+    return _shared.setdefault(f"{settings.prefix} {urls[0]}", MemoryCoordinator())

@@ -1,0 +1,1 @@
+"""The side of the resource: each module refuses a stale fencing token where the data lives."""

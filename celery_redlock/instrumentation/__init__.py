@@ -1,0 +1,1 @@
+"""Ready-made receivers of the events: logging, Prometheus, OpenTelemetry."""
