@@ -336,7 +336,9 @@ class Server(Process, abc.ABC):
         places = [os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"]
         for pattern in folders:
             where = Path(pattern)
-            places += sorted(map(str, Path(where.anchor).glob(str(where.relative_to(where.anchor)))))
+            places += sorted(
+                map(str, Path(where.anchor).glob(str(where.relative_to(where.anchor))))
+            )
         found = shutil.which(program, path=os.pathsep.join(places))
         if found is None:
             raise MissingServer(program, cure)

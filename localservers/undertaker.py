@@ -9,6 +9,7 @@ that it can be started with ``-I -S`` in a few milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -62,16 +63,14 @@ def _pidfd(pid: int) -> int | None:
 
 
 def _kill(group: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _remove(folder: bytes) -> None:
     for _ in range(50):  # a killed program may write its last file while we remove the others
         shutil.rmtree(folder, ignore_errors=True)
-        if not os.path.exists(folder):
+        if not os.path.lexists(folder):
             return
         time.sleep(0.02)
 

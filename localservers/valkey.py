@@ -241,7 +241,9 @@ def valkey_cluster(nodes: int, **options: Any) -> Cluster[Valkey]:
     return Cluster([Valkey(**options) for _ in range(nodes)])
 
 
-def sentinel_cluster(sentinels: int = 3, **options: Any) -> tuple[Cluster[Valkey], Cluster[Sentinel]]:
+def sentinel_cluster(
+    sentinels: int = 3, **options: Any
+) -> tuple[Cluster[Valkey], Cluster[Sentinel]]:
     """A master with one replica, and the sentinels that watch them.  Started, and ready.
 
     Args:
