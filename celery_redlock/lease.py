@@ -128,6 +128,11 @@ class Lease:
         self._lost_because = reason
         return True
 
+    @property
+    def ended(self) -> bool:
+        """Whether the body is over."""
+        return self._ended
+
     def end(self) -> None:
         """Record that the body is over: from here on nothing can be lost any more."""
         self._ended = True

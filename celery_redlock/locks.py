@@ -1,0 +1,247 @@
+"""The locks of one Celery application: its coordinators, and what each task makes of them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery_redlock.conf import NAMES, Settings
+from celery_redlock.coordinators.base import Coordinator, Holder
+from celery_redlock.coordinators.urls import from_urls
+from celery_redlock.exceptions import ImproperlyConfigured, LockNotAcquired
+from celery_redlock.keys import KeyMaker
+from celery_redlock.lease import Lease
+from celery_redlock.lock import Claimant, Session, boot_nonce, entered
+from celery_redlock.options import OPTION_NAMES, Level, LockOptions, Mode
+from celery_redlock.signals import sink_for
+
+__all__ = ["Locks", "Plan", "run_signature", "task_level"]
+
+TOKEN = "fencing_token"  # noqa: S105 - a parameter's name
+_HOST = socket.gethostname()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one task is locked when it comes through one queue.
+
+    Attributes:
+        options: the options that result from all four levels.
+        keys: makes the locks' names from a call's arguments.
+        coordinator: who grants the locks.
+        token_index: where the ``fencing_token`` parameter stands; None if there is none.
+        token_by_position: whether it can't be given by its name.
+    """
+
+    options: LockOptions
+    keys: KeyMaker
+    coordinator: Coordinator
+    token_index: int | None
+    token_by_position: bool
+
+
+class Locks:
+    """The locks of one Celery application; :meth:`for_app` gives it.
+
+    Attributes:
+        settings: what the application's configuration says.
+        sink: where events go.
+    """
+
+    def __init__(self, app: Any) -> None:
+        """Read the settings of ``app``; connects to nothing.
+
+        Raises:
+            ImproperlyConfigured: the settings can't be used.
+        """
+        self.settings = Settings.read(app)
+        self.sink = sink_for(app)
+        self._coordinators: dict[tuple[tuple[str, ...], bool], Coordinator] = {}
+        self._plans: dict[Any, Plan] = {}
+
+    @classmethod
+    def for_app(cls, app: Any) -> Locks:
+        """The locks of ``app``, made at first use and again when a setting was changed.
+
+        Raises:
+            ImproperlyConfigured: the settings can't be used.
+        """
+        changes = app.conf.changes
+        seen = tuple(map(changes.get, NAMES))
+        known: tuple[Any, Locks] | None = app.__dict__.get("_celery_redlock")
+        if known is not None and known[0] == seen:
+            return known[1]
+        locks = cls(app)
+        app.__dict__["_celery_redlock"] = (seen, locks)
+        return locks
+
+    def coordinator(self, name: str | tuple[str, ...], mode: Mode) -> Coordinator:
+        """The coordinator for locks of a mode, by its name or url(s).
+
+        Raises:
+            ImproperlyConfigured: it is unknown, or can't serve this mode.
+        """
+        urls, fenced = self.settings.urls(name), mode == "correctness"
+        if (urls, fenced) not in self._coordinators:
+            made = from_urls(urls, replace(self.settings.shared, fenced=fenced))
+            if fenced and not made.capabilities.fencing:
+                kind = made.capabilities
+                raise ImproperlyConfigured(
+                    f"coordinator {kind.name} can't be used in correctness mode: "
+                    f"{kind.no_fencing_because or 'it gives no fencing token'}"
+                )
+            self._coordinators[urls, fenced] = made
+        return self._coordinators[urls, fenced]
+
+    def plan(self, task: Any, queue: str | None, call: Mapping[str, Any] | None) -> Plan:
+        """How ``task`` is locked when it comes through ``queue`` with the call's own options.
+
+        Raises:
+            ImproperlyConfigured: the options can't be used, or not with this coordinator.
+        """
+        mark = (task.name, queue, repr(sorted(call.items())) if call else None)
+        plan = self._plans.get(mark)
+        if plan is None:
+            plan = self._plans[mark] = self._make_plan(task, queue, call or {})
+        return plan
+
+    def forget(self, task_name: str) -> None:
+        """Make the plans of a task anew at their next use, because its options were changed."""
+        self._plans = {mark: plan for mark, plan in self._plans.items() if mark[0] != task_name}
+
+    def _make_plan(self, task: Any, queue: str | None, call: Mapping[str, Any]) -> Plan:
+        cls = type(task)
+        options = LockOptions.layered(
+            Level("the call", call, "lock['{}']"),
+            task_level(cls),
+            self.settings.queue_level(queue),
+            self.settings.app_level,
+        )
+        where = f"task {task.name}" + (f" in queue {queue!r}" if queue else "")
+        coordinator = self._fitting(options, where)
+        signature = run_signature(cls)
+        names = list(signature.parameters)
+        index = names.index(TOKEN) if TOKEN in names else None
+        if options.mode == "correctness" and index is None:
+            raise ImproperlyConfigured(missing_token(task.name))
+        only = index is not None and (
+            signature.parameters[TOKEN].kind is inspect.Parameter.POSITIONAL_ONLY
+        )
+        keys = KeyMaker(task.name, signature, key=options.key, args=options.args)
+        return Plan(options, keys, coordinator, index, only)
+
+    def _fitting(self, options: LockOptions, where: str) -> Coordinator:
+        """The coordinator of these options, if their times fit it."""
+        coordinator = self.coordinator(options.coordinator, options.mode)
+        shared, ttl = self.settings.shared, options.ttl
+        if ttl > shared.max_ttl or options.min_hold > shared.max_ttl:
+            name = "ttl" if ttl > shared.max_ttl else "min_hold"
+            raise ImproperlyConfigured(
+                f"{name}={getattr(options, name):g} of {where} is above redlock_max_ttl="
+                f"{shared.max_ttl:g}: a lock is renewed while its body runs, so its ttl need not "
+                "cover the body; shorten it, or raise redlock_max_ttl"
+            )
+        least = max(4 * shared.node_timeout, coordinator.capabilities.min_ttl)
+        if ttl <= least:
+            raise ImproperlyConfigured(
+                f"ttl={ttl:g} of {where} is too short: it must be more than {least:g} s, which is "
+                f"four times redlock_node_timeout={shared.node_timeout:g} or what the "
+                f"coordinator ({coordinator.capabilities.name}) needs"
+            )
+        return coordinator
+
+    def holder(self, **facts: Any) -> Holder:
+        """Readable facts about a holder in this process."""
+        return Holder(
+            host=_HOST, pid=os.getpid(), boot_nonce=boot_nonce(), since=time.time(), **facts
+        )
+
+    @contextmanager
+    def lock(
+        self, key: str | Sequence[str], *, task: str = "", **options: Any
+    ) -> Iterator[Lease]:
+        """Hold a lock for the time of a ``with`` block, outside of any task.
+
+        Leaving the block never raises because of the lock: look at ``lease.lost``, or call
+        ``lease.check()``, where it matters.
+
+        Args:
+            key: the lock's name as it is, or several names; a task's ``lock_key`` of the same
+                text names the same lock.
+            task: who is shown as the holder, where somebody else is in the way.
+            options: as in :class:`~celery_redlock.LockOptions`: ``ttl``, ``wait``, ``mode``,
+                ``coordinator`` and so on; what isn't given comes from the application.
+
+        Raises:
+            LockNotAcquired: somebody else holds it, also after ``wait`` seconds.
+            CoordinatorUnavailable: nobody can say.
+            ImproperlyConfigured: an option can't be used.
+        """
+        names = (key,) if isinstance(key, str) else tuple(sorted(set(key)))
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise ImproperlyConfigured(f"key={key!r}: must be the lock's name, not empty")
+        level = Level("Locks.lock", {"on_lost": "flag", **options})
+        chosen = LockOptions.layered(level, self.settings.app_level)
+        coordinator = self._fitting(chosen, f"lock {', '.join(names)!r}")
+        claimant = Claimant(coordinator, names, chosen, self.holder(task=task), self.sink)
+        with _held(claimant) as lease:
+            yield lease
+
+
+@contextmanager
+def _held(claimant: Claimant) -> Iterator[Lease]:
+    session = Session(claimant)
+    try:
+        conflict = session.take(claimant.options.wait)
+        if conflict is not None or session.hold is None:
+            holder = conflict.holder.to_dict() if conflict and conflict.holder else None
+            raise LockNotAcquired(
+                ", ".join(claimant.keys), holder, conflict.retry_after if conflict else None
+            )
+        with entered(session.hold.lease) as lease:
+            yield lease
+    finally:
+        session.give_back()
+
+
+def run_signature(cls: type[Any]) -> inspect.Signature:
+    """The parameters of a task's body, without ``self``."""
+    raw: Any = inspect.getattr_static(cls, "run")
+    static = isinstance(raw, staticmethod)
+    function: Callable[..., Any] = getattr(raw, "__func__", raw)
+    signature = inspect.signature(function)
+    if static:
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def task_level(cls: type[Any]) -> Level:
+    """The options that a task's class carries as ``lock_<name>`` attributes, also inherited.
+
+    A method of the user's own whose name starts with ``lock_`` is none.
+    """
+    values: dict[str, Any] = {}
+    for klass in reversed(cls.__mro__):
+        for attribute, value in vars(klass).items():
+            name = attribute.removeprefix("lock_")
+            if name == attribute:
+                continue
+            plain = value.__func__ if isinstance(value, staticmethod) else value
+            if name in OPTION_NAMES or not (callable(plain) or isinstance(plain, property)):
+                values[name] = plain
+    return Level(f"task {cls.name}", values, "lock_{}")
+
+
+def missing_token(task_name: str) -> str:
+    """What to tell the author of a task that lacks its fencing token."""
+    return (
+        f"task {task_name} is in correctness mode but its body has no parameter named "
+        f"{TOKEN}: add one, as in 'def body(…, *, {TOKEN}: FencingToken)', and hand it to the "
+        "resource's guard; without it a paused former owner could still write"
+    )
