@@ -6,16 +6,14 @@ import logging
 import math
 import random
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from celery.exceptions import Retry
 
 from celery_redlock import events
+from celery_redlock.attempt import Attempt
 from celery_redlock.exceptions import LockNotAcquired
 from celery_redlock.publish import header_of, with_header
-
-if TYPE_CHECKING:
-    from celery_redlock.run import Run
 
 __all__ = ["countdown", "longest_countdown", "reschedule", "waits_of"]
 
@@ -54,11 +52,11 @@ def longest_countdown(app: Any) -> float:
     return max(1.0, float(transport_options.get("visibility_timeout", 3600)) / 2)
 
 
-def reschedule(run: Run, why: str, error: LockNotAcquired | None = None) -> NoReturn:
+def reschedule(attempt: Attempt, why: str, error: LockNotAcquired | None = None) -> NoReturn:
     """Publish the task again with its own id and counter, and end this run as a retry.
 
     Args:
-        run: the run that couldn't get its lock.
+        attempt: the run that couldn't get its lock.
         why: for the log.
         error: what to fail with once the task has waited too long; None: it never does.
 
@@ -66,32 +64,32 @@ def reschedule(run: Run, why: str, error: LockNotAcquired | None = None) -> NoRe
         Retry: always, once the message is out.
         LockNotAcquired: the task has waited for ``give_up_after`` already.
     """
-    options, request = run.plan.options, run.request
+    options, request = attempt.plan.options, attempt.request
     header, waits = header_of(request), waits_of(request)
     since = header.get("waiting_since")
     since = float(since) if isinstance(since, (int, float)) else time.time()
     patience = options.give_up_after
     if error is not None and patience is not None and time.time() - since >= patience:
-        run.claimant.tell(events.SkippedTask, policy="give_up")
-        logger.warning("%s gives up after %.0f s: %s", run.named, time.time() - since, why)
+        attempt.claimant.tell(events.SkippedTask, policy="give_up")
+        logger.warning("%s gives up after %.0f s: %s", attempt.named, time.time() - since, why)
         raise error
-    seconds = countdown(waits, options.reschedule_delay, longest_countdown(run.task.app))
-    _publish(run, with_header(request.headers, waits=waits + 1, waiting_since=since), seconds)
-    run.claimant.tell(events.Rescheduled, countdown=float(seconds), waits=waits + 1)
-    logger.info("%s rescheduled in %d s: %s", run.named, seconds, why)
+    seconds = countdown(waits, options.reschedule_delay, longest_countdown(attempt.task.app))
+    _publish(attempt, with_header(request.headers, waits=waits + 1, waiting_since=since), seconds)
+    attempt.claimant.tell(events.Rescheduled, countdown=float(seconds), waits=waits + 1)
+    logger.info("%s rescheduled in %d s: %s", attempt.named, seconds, why)
     raise Retry(f"lock: tried again in {seconds} s: {why}", when=seconds)
 
 
-def _publish(run: Run, headers: dict[str, Any], seconds: int) -> None:
+def _publish(attempt: Attempt, headers: dict[str, Any], seconds: int) -> None:
     """Send the message; while the broker doesn't take it, wait in the slot: nothing is lost."""
-    request, pause = run.request, 1.0
+    request, pause = attempt.request, 1.0
     while True:
         try:
-            run.task.signature_from_request(
-                request, run.args, run.kwargs, countdown=seconds, headers=headers
+            attempt.task.signature_from_request(
+                request, attempt.args, attempt.kwargs, countdown=seconds, headers=headers
             ).apply_async(retries=request.retries)
         except Exception:
-            logger.exception("%s could not be published again; waiting in its slot", run.named)
+            logger.exception("%s could not be published again; waiting in its slot", attempt.named)
             time.sleep(pause)
             pause = min(pause * 2, 30.0)
         else:

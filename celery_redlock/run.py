@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Task
@@ -13,6 +12,7 @@ from celery.exceptions import Ignore
 from celery.states import REVOKED, SUCCESS
 
 from celery_redlock import events
+from celery_redlock.attempt import Attempt, Body
 from celery_redlock.coordinators.base import Conflict, Holder
 from celery_redlock.exceptions import (
     CoordinatorUnavailable,
@@ -23,45 +23,14 @@ from celery_redlock.exceptions import (
 from celery_redlock.interrupt import Interruptible
 from celery_redlock.lease import Lease
 from celery_redlock.lock import Claimant, Session, entered, held_leases
-from celery_redlock.locks import TOKEN, Locks, Plan
+from celery_redlock.locks import TOKEN, Locks
 from celery_redlock.publish import header_of
 from celery_redlock.reschedule import reschedule, waits_of
 from celery_redlock.skipped import Skipped
 
-__all__ = ["Run", "run_locked"]
+__all__ = ["run_locked"]
 
 logger = logging.getLogger(__name__)
-Body = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of a task, from its message or by a direct call.
-
-    Attributes:
-        task: the task.
-        request: its request, as Celery gives it.
-        body: runs it; takes the call's arguments.
-        args: the call's positional arguments.
-        kwargs: the call's keyword arguments.
-        delivered: whether a worker runs it for a message, so that it can be published again.
-        plan: how it is locked.
-        claimant: who asks for the locks.
-    """
-
-    task: Any
-    request: Any
-    body: Body
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    delivered: bool
-    plan: Plan
-    claimant: Claimant
-
-    @property
-    def named(self) -> str:
-        """The task and its id, for log lines."""
-        return f"{self.task.name}[{self.request.id or 'direct call'}]"
 
 
 def run_locked(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -79,33 +48,33 @@ def run_locked(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, A
         CoordinatorUnavailable: nobody can say, and the policy is to say so.
         LockLost: the lock was lost while the body ran, and the body was stopped.
     """
-    run = _prepare(task, body, args, kwargs)
-    again = _lease_of_this_very_lock(run)
+    attempt = _prepare(task, body, args, kwargs)
+    again = _lease_of_this_very_lock(attempt)
     if again is not None:
-        return _call_body(run, again)
-    if run.delivered and waits_of(run.request) and _done_by_another_attempt(run):
+        return _call_body(attempt, again)
+    if attempt.delivered and waits_of(attempt.request) and _done_by_another_attempt(attempt):
         raise Ignore
-    session = Session(run.claimant)
+    session = Session(attempt.claimant)
     interruptible = Interruptible(lambda: _lost_error(session))
-    stop = interruptible.fire if run.plan.options.on_lost != "flag" else _leave_running
+    stop = interruptible.fire if attempt.plan.options.on_lost != "flag" else _leave_running
     try:
         try:
-            conflict = session.take(run.plan.options.wait, lambda lease: stop())
+            conflict = session.take(attempt.plan.options.wait, lambda lease: stop())
         except CoordinatorUnavailable as exc:
-            return _unavailable(run, exc)
+            return _unavailable(attempt, exc)
         if conflict is not None or session.hold is None:
-            return _conflict(run, conflict or Conflict(run.claimant.keys[0]))
+            return _conflict(attempt, conflict or Conflict(attempt.claimant.keys[0]))
         with entered(session.hold.lease) as lease:
-            return interruptible.run(_call_body, run, lease)
+            return interruptible.run(_call_body, attempt, lease)
     except LockLost as exc:
         if session.hold is not None:
-            _aborted(run, exc)
+            _aborted(attempt, exc)
         raise
     finally:
         session.give_back()
 
 
-def _prepare(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+def _prepare(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt:
     request = task.request
     entry = bool(request.id) and not request.called_directly and not request._protected
     header = header_of(request) if entry else {}
@@ -124,7 +93,7 @@ def _prepare(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any
     if entry and getattr(body, "__func__", None) is Task.__call__:
         request._protected = 1  # what Celery's own __call__ does before it runs the body
         body = task.run
-    return Run(
+    return Attempt(
         task, request, body, args, kwargs, entry and not request.is_eager, plan, claimant
     )
 
@@ -138,23 +107,25 @@ def _queue_of(app: Any, request: Any, header: Mapping[str, Any]) -> str | None:
     return routing_key if routing_key in app.amqp.queues else None
 
 
-def _call_body(run: Run, lease: Lease | None) -> Any:
+def _call_body(attempt: Attempt, lease: Lease | None) -> Any:
     """Run the body, with the fencing token where it has a parameter for it."""
-    index, plan = run.plan.token_index, run.plan
+    index, plan = attempt.plan.token_index, attempt.plan
     if index is None:
-        return run.body(*run.args, **run.kwargs)
+        return attempt.body(*attempt.args, **attempt.kwargs)
     token = lease.fencing_token if lease is not None else None
-    if plan.token_by_position or index < len(run.args):
-        return run.body(*run.args[:index], token, *run.args[index:], **run.kwargs)
-    return run.body(*run.args, **run.kwargs, **{TOKEN: token})
+    if plan.token_by_position or index < len(attempt.args):
+        return attempt.body(*attempt.args[:index], token, *attempt.args[index:], **attempt.kwargs)
+    return attempt.body(*attempt.args, **attempt.kwargs, **{TOKEN: token})
 
 
-def _lease_of_this_very_lock(run: Run) -> Lease | None:
-    """The lease under which this call runs already: a body that calls itself keeps its lock."""
-    wanted = run.claimant.keys
+def _lease_of_this_very_lock(attempt: Attempt) -> Lease | None:
+    """The task lease under which a direct call runs: a body that calls itself keeps its lock."""
+    if attempt.claimant.holder.id:  # a delivery of its own, also where it is an eager one
+        return None
+    wanted, mode = attempt.claimant.keys, attempt.plan.options.mode
     for lease in reversed(held_leases()):
-        same = lease.mode == run.plan.options.mode and not lease.lost
-        if same and wanted == tuple(grant.key for grant in lease.grants):
+        usable = lease.holder.task and lease.mode == mode and not lease.lost
+        if usable and wanted == tuple(grant.key for grant in lease.grants):
             return lease
     return None
 
@@ -170,34 +141,34 @@ def _lost_error(session: Session) -> LockLost:
     return LockLost(lease.key, lease.fencing_token, lease.lost_because)
 
 
-def _aborted(run: Run, exc: LockLost) -> None:
-    run.claimant.tell(events.Aborted)
-    logger.warning("%s was stopped: %s", run.named, exc)
-    hook = getattr(run.task, "on_lock_lost", None)
+def _aborted(attempt: Attempt, exc: LockLost) -> None:
+    attempt.claimant.tell(events.Aborted)
+    logger.warning("%s was stopped: %s", attempt.named, exc)
+    hook = getattr(attempt.task, "on_lock_lost", None)
     if hook is None:
         return
     try:
-        hook(exc, run.request.id, run.args, run.kwargs)
+        hook(exc, attempt.request.id, attempt.args, attempt.kwargs)
     except Exception:  # a user's hook must not hide the loss
-        logger.exception("on_lock_lost of %s failed", run.task.name)
+        logger.exception("on_lock_lost of %s failed", attempt.task.name)
 
 
-def _conflict(run: Run, conflict: Conflict) -> Any:
-    options, other = run.plan.options, conflict.holder
-    run.claimant.tell(
+def _conflict(attempt: Attempt, conflict: Conflict) -> Any:
+    options, other = attempt.plan.options, conflict.holder
+    attempt.claimant.tell(
         events.ConflictMet, other=other, retry_after=conflict.retry_after, waited=options.wait
     )
-    mine = other is not None and bool(other.id) and other.id == run.request.id
-    if run.delivered and mine:  # this message came twice: neither run it now nor drop it
-        return reschedule(run, f"an earlier delivery of it still holds lock {conflict.key!r}")
+    mine = other is not None and bool(other.id) and other.id == attempt.request.id
+    if attempt.delivered and mine:  # this message came twice: neither run it now nor drop it
+        return reschedule(attempt, f"an earlier delivery of it still holds lock {conflict.key!r}")
     error = _not_acquired(conflict)
-    if options.on_conflict == "reschedule" and run.delivered:
-        return reschedule(run, str(error), error)
-    run.claimant.tell(events.SkippedTask, other=other, policy=options.on_conflict)
+    if options.on_conflict == "reschedule" and attempt.delivered:
+        return reschedule(attempt, str(error), error)
+    attempt.claimant.tell(events.SkippedTask, other=other, policy=options.on_conflict)
     if options.on_conflict == "skip":
-        return _skip(run, conflict)
-    if options.on_conflict == "revoke" and run.delivered:
-        _revoke(run, error)
+        return _skip(attempt, conflict)
+    if options.on_conflict == "revoke" and attempt.delivered:
+        _revoke(attempt, error)
     raise error
 
 
@@ -206,44 +177,44 @@ def _not_acquired(conflict: Conflict) -> LockNotAcquired:
     return LockNotAcquired(conflict.key, holder, conflict.retry_after)
 
 
-def _skip(run: Run, conflict: Conflict) -> Skipped:
+def _skip(attempt: Attempt, conflict: Conflict) -> Skipped:
     holder = (conflict.holder or Holder()).to_dict()
     logger.info(
-        "%s skipped: lock %r is held by %s", run.named, conflict.key, describe_holder(holder)
+        "%s skipped: lock %r is held by %s", attempt.named, conflict.key, describe_holder(holder)
     )
     return Skipped(conflict.key, holder)
 
 
-def _revoke(run: Run, error: LockNotAcquired) -> None:
+def _revoke(attempt: Attempt, error: LockNotAcquired) -> None:
     """End the task as REVOKED: nothing that waits for it hangs, and no errback is called."""
-    logger.info("%s revoked: %s", run.named, error)
-    run.task.backend.mark_as_failure(
-        run.request.id,
+    logger.info("%s revoked: %s", attempt.named, error)
+    attempt.task.backend.mark_as_failure(
+        attempt.request.id,
         error,
-        request=run.request,
-        store_result=not run.request.ignore_result,
+        request=attempt.request,
+        store_result=not attempt.request.ignore_result,
         call_errbacks=False,
         state=REVOKED,
     )
     raise Ignore
 
 
-def _unavailable(run: Run, exc: CoordinatorUnavailable) -> Any:
-    policy = run.plan.options.on_unavailable
-    run.claimant.tell(events.Unavailable, policy=policy, error=str(exc))
+def _unavailable(attempt: Attempt, exc: CoordinatorUnavailable) -> Any:
+    policy = attempt.plan.options.on_unavailable
+    attempt.claimant.tell(events.Unavailable, policy=policy, error=str(exc))
     if policy == "run":
-        logger.warning("%s RUNS WITHOUT ITS LOCK, as on_unavailable='run' says: %s", run.named, exc)
-        return _call_body(run, None)
-    if policy == "reschedule" and run.delivered:
-        return reschedule(run, f"its lock can't be asked for: {exc}")
+        logger.warning("%s RUNS WITHOUT ITS LOCK, as on_unavailable='run' says: %s", attempt.named, exc)
+        return _call_body(attempt, None)
+    if policy == "reschedule" and attempt.delivered:
+        return reschedule(attempt, f"its lock can't be asked for: {exc}")
     raise exc
 
 
-def _done_by_another_attempt(run: Run) -> bool:
+def _done_by_another_attempt(attempt: Attempt) -> bool:
     """Whether this message was delivered twice and the other delivery has succeeded."""
-    if not run.request.delivery_info or run.request.ignore_result:
+    if not attempt.request.delivery_info or attempt.request.ignore_result:
         return False
-    meta = run.task.backend.get_task_meta(run.request.id, cache=False)
+    meta = attempt.task.backend.get_task_meta(attempt.request.id, cache=False)
     return bool(meta.get("status") == SUCCESS)
 
 

@@ -156,7 +156,7 @@ def _error_of(cls: type[LockedTask]) -> str | None:
         signature = run_signature(cls)
         KeyMaker(cls.name, signature, key=options.key, args=options.args)
     except RedlockError as exc:
-        return f"task {cls.name}: {exc}"
+        return str(exc)
     if options.mode == "correctness":
         if TOKEN not in signature.parameters:
             return missing_token(cls.name)
@@ -206,9 +206,9 @@ def _problems(app: Any, task: LockedTask) -> list[str]:
     if task._lock_error:
         return [task._lock_error]
     try:
-        locks = Locks.for_app(app)
-        for queue in (None, *locks.settings.queues):
-            locks.plan(task, queue, None)
+        route = app.amqp.router.route({}, task.name, (), {})
+        queue = getattr(route.get("queue"), "name", None)
+        Locks.for_app(app).plan(task, queue, None)
     except RedlockError as exc:
         return [str(exc)]
     return []
