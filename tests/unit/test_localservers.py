@@ -1,9 +1,12 @@
 """The servers that the other tests rest on."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -87,21 +90,20 @@ def test_stop_ends_the_children_too():
 
 
 class Never(Process):
+    """Is never ready."""
+
     def ready(self) -> bool:
+        """No."""
         return False
 
 
 def _ended(pidfd: int, timeout: float) -> bool:
-    import select
-
     return bool(select.select([pidfd], [], [], timeout)[0])
 
 
 def _gone(folder: str, timeout: float) -> bool:
-    import time
-
     deadline = time.monotonic() + timeout
-    while os.path.exists(folder):
+    while Path(folder).exists():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
