@@ -32,7 +32,7 @@ def ridge(rng: random.Random, width: int, level: float, rough: float) -> list[fl
     points = [level, level]
     while len(points) < width // 8:
         mids = [(a + b) / 2 + rng.uniform(-rough, rough) for a, b in pairwise(points)]
-        points = [p for pair in zip(points, mids) for p in pair] + [points[-1]]
+        points = [p for pair in zip(points, mids, strict=False) for p in pair] + [points[-1]]
         rough *= 0.52
     return points
 
@@ -65,7 +65,7 @@ def disc(img: Image.Image, x: float, y: float, r: float, colour: Colour) -> None
 
 def blend(a: Colour, b: Colour, share: float) -> Colour:
     """The colour between two others."""
-    return tuple(round(p + (q - p) * share) for p, q in zip(a, b))  # type: ignore[return-value]
+    return tuple(round(p + (q - p) * share) for p, q in zip(a, b, strict=True))  # type: ignore[return-value]
 
 
 def layered_mountains(seed: int, stops: Sequence[Colour], far: Colour, near: Colour) -> Image.Image:
@@ -147,7 +147,7 @@ def balloons() -> Image.Image:
         ((232, 150, 44), (120, 50, 96)),
     ]
     for (x, y, r), colours in zip(
-        [(0.28, 0.34, 0.17), (0.63, 0.25, 0.11), (0.84, 0.47, 0.075)], palettes
+        [(0.28, 0.34, 0.17), (0.63, 0.25, 0.11), (0.84, 0.47, 0.075)], palettes, strict=True
     ):
         balloon(img, w * x, h * y, h * r, colours)
     return img
