@@ -124,7 +124,7 @@ def _lease_of_this_very_lock(attempt: Attempt) -> Lease | None:
         return None
     wanted, mode = attempt.claimant.keys, attempt.plan.options.mode
     for lease in reversed(held_leases()):
-        usable = lease.holder.task and lease.mode == mode and not lease.lost
+        usable = lease.holder.attempt and lease.mode == mode and not lease.lost
         if usable and wanted == tuple(grant.key for grant in lease.grants):
             return lease
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -55,7 +56,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         again = "_lock_error" in vars(cls)
         cls._lock_error = _error_of(cls)
         _hide_token(cls)
-        if cls._lock_error and again:
+        if _is_home_of(app, cls) and again and cls._lock_error:
             raise ImproperlyConfigured(cls._lock_error)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -145,6 +146,20 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     def _refuse_if_broken(self) -> None:
         if self._lock_error:
             raise ImproperlyConfigured(self._lock_error)
+
+
+# A task made with shared=True, which is the default, is bound to every application of the process.
+_homes: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def _is_home_of(app: Any, cls: type[LockedTask]) -> bool:
+    """Whether a task's body was first bound to this application.
+
+    A broken task must not keep the other applications of the process from starting up.
+    """
+    run: Any = inspect.getattr_static(cls, "run")
+    body = getattr(run, "__func__", run)
+    return _homes.setdefault(body, weakref.ref(app))() is app
 
 
 def _error_of(cls: type[LockedTask]) -> str | None:

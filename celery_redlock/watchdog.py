@@ -127,7 +127,7 @@ def _renew(hold: Hold, start: float, clock: Clock) -> None:
             renewed.append(fresh)
     except CoordinatorUnavailable as exc:
         left = lease.remaining()
-        hold.next_at = clock() + min(hold.renew_interval / 4, left / 2)
+        hold.next_at = clock() + max(min(hold.renew_interval / 4, left / 2), hold.ttl / 100)
         hold.tell(events.RenewalFailed, remaining=left, error=str(exc))
         return
     if lease.ended and not hold.keeps:  # a renewal may have healed what the release had freed
