@@ -114,5 +114,6 @@ _shared: dict[str, MemoryCoordinator] = {}
 
 
 def from_urls(urls: Sequence[str], settings: CoordinatorSettings) -> MemoryCoordinator:
-    """The one memory coordinator of this process that goes by this url and prefix."""
-    return _shared.setdefault(f"{settings.prefix} {urls[0]}", MemoryCoordinator())
+    """The one memory coordinator of this process that goes by this url, prefix and kind."""
+    name = f"{settings.prefix} {settings.kind} {urls[0]}"
+    return _shared.setdefault(name, MemoryCoordinator())

@@ -6,13 +6,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from celery_redlock.coordinators.base import Coordinator
 from celery_redlock.exceptions import ImproperlyConfigured
 from celery_redlock.quorum import Drift
 
-__all__ = ["CoordinatorSettings", "from_urls", "needs", "without_password"]
+__all__ = ["CoordinatorSettings", "Kind", "from_urls", "needs", "without_password"]
+
+Kind = Literal["lock", "queue"]
 
 # Every scheme, and the module in this folder with a ``from_urls(urls, settings)`` for it.
 _MODULES = {
@@ -42,6 +44,8 @@ class CoordinatorSettings:
         max_ttl: the longest ttl in seconds that is ever asked for; a server's clock that
             stepped back can't make a lock last longer.
         fenced: whether grants must carry fencing tokens (correctness mode).
+        kind: ``"lock"`` for run locks, ``"queue"`` for queue locks: two locks of one name that
+            don't exclude each other.
     """
 
     prefix: str = "celery_redlock"
@@ -49,6 +53,7 @@ class CoordinatorSettings:
     drift: Drift = Drift()
     max_ttl: float = 300.0
     fenced: bool = False
+    kind: Kind = "lock"
 
 
 def from_urls(urls: str | Sequence[str], settings: CoordinatorSettings) -> Coordinator:
