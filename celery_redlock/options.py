@@ -70,6 +70,10 @@ class Level:
         """How option ``name`` is written at this level."""
         return self.spelling.format(name)
 
+    def says(self, name: str, value: Any) -> str:
+        """An option as a reader finds it, as in ``"lock_ttl=-1 (task shop.pay)"``."""
+        return f"{self.spell(name)}={value!r} ({self.where})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class LockOptions:
@@ -143,6 +147,8 @@ class LockOptions:
         source: dict[str, Level] = {}
         for level in levels:
             check_names(level)
+            if level.values.get("mode") is not None:
+                _check_choice("mode", level.values["mode"], level)  # even a farther one counts
             for name, value in level.values.items():
                 if name not in values:
                     values[name], source[name] = value, level
@@ -150,8 +156,10 @@ class LockOptions:
         if strict is not None:
             values["mode"], source["mode"] = "correctness", strict
         _settle_key_and_args(values, source, levels)
-        fallback = levels[0] if levels else Level("LockOptions", {})
-        return cls(**_normalised(values, lambda name: source.get(name, fallback)))
+        return cls(**_normalised(values, lambda name: source.get(name, _DEFAULTS)))
+
+
+_DEFAULTS = Level("the default", {})
 
 
 OPTION_NAMES = tuple(f.name for f in fields(LockOptions))
@@ -172,11 +180,13 @@ def check_names(level: Level) -> None:
         hint = f"; did you mean {level.spell(meant)}?" if meant else ""
         known = ", ".join(level.spell(known) for known in OPTION_NAMES)
         raise ImproperlyConfigured(
-            f"unknown option {level.spell(name)} at {level.where}{hint} (known: {known})"
+            f"unknown option {level.spell(name)} ({level.where}){hint} (known: {known})"
         )
 
 
-def seconds(value: Any, name: str, *, least: float, open_end: bool = False) -> float:
+def seconds(
+    value: Any, name: str, *, least: float, open_end: bool = False, where: str = ""
+) -> float:
     """A duration as ``float`` seconds.
 
     Args:
@@ -184,6 +194,7 @@ def seconds(value: Any, name: str, *, least: float, open_end: bool = False) -> f
         name: the option as it is written, for the message.
         least: the smallest value allowed.
         open_end: whether ``least`` itself is refused.
+        where: the place where the option is written, for the message.
 
     Raises:
         ImproperlyConfigured: anything else, or a value that is too small or not finite.
@@ -197,8 +208,9 @@ def seconds(value: Any, name: str, *, least: float, open_end: bool = False) -> f
     )
     if not fits:
         bound = f"more than {least:g}" if open_end else f"{least:g} or more"
+        place = f" ({where})" if where else ""
         raise ImproperlyConfigured(
-            f"{name}={value!r}: must be a finite number of seconds, {bound} (or a timedelta)"
+            f"{name}={value!r}{place}: must be a finite number of seconds, {bound} (or a timedelta)"
         )
     return float(number)
 
@@ -209,122 +221,146 @@ _Source = Callable[[str], Level]
 def _settle_key_and_args(
     values: dict[str, Any], source: dict[str, Level], levels: Sequence[Level]
 ) -> None:
-    """Let the nearer of ``key`` and ``args`` win; written side by side they make no sense."""
+    """Let the nearer of ``key`` and ``args`` win; side by side they are refused later."""
     if values.get("key") is None or values.get("args") is None:
         return
-    if source["key"] is source["args"]:
-        level = source["key"]
-        raise ImproperlyConfigured(
-            f"{level.spell('key')} and {level.spell('args')} at {level.where}: an explicit key "
-            f"already says which arguments matter; give one of the two"
-        )
-    nearer, farther = sorted(("key", "args"), key=lambda name: levels.index(source[name]))
-    del values[farther]
+    if source["key"] is not source["args"]:
+        _nearer, farther = sorted(("key", "args"), key=lambda name: levels.index(source[name]))
+        del values[farther]
 
 
 def _normalised(values: dict[str, Any], source: _Source) -> dict[str, Any]:
-    def name_of(name: str) -> str:
-        level = source(name)
-        return f"{level.spell(name)} at {level.where}"
-
     given = {name: value for name, value in values.items() if value is not None}
     defaults = {f.name: f.default for f in fields(LockOptions)}
     out: dict[str, Any] = {**defaults, **given}
-    _check_choices(out, name_of)
+    for name in _CHOICES:
+        if out[name] is not None:
+            _check_choice(name, out[name], source(name))
     for name, choice in _BY_MODE.items():
         out[name] = out[name] if out[name] is not None else choice[out["mode"]]
-    out["coordinator"] = _coordinator(out["coordinator"], name_of("coordinator"))
-    out["key"] = _key(out["key"], name_of("key"))
-    out["args"] = _names(out["args"], name_of("args"))
-    _check_times(out, name_of)
-    _check_pairs(out, name_of)
+    out["coordinator"] = _coordinator(out["coordinator"], source("coordinator"))
+    out["key"] = _key(out["key"], source("key"))
+    out["args"] = _names(out["args"], source("args"))
+    _check_times(out, source)
+    _check_pairs(out, source)
     return out
 
 
-def _check_choices(out: dict[str, Any], name_of: Callable[[str], str]) -> None:
-    for name, allowed in _CHOICES.items():
-        value = out[name]
-        if value is None and name in _BY_MODE:
-            continue
-        if value not in allowed:
-            raise ImproperlyConfigured(
-                f"{name_of(name)}={value!r}: must be one of {', '.join(map(repr, allowed))}"
-            )
+def _check_choice(name: str, value: Any, level: Level) -> None:
+    allowed = _CHOICES[name]
+    if value not in allowed:
+        raise ImproperlyConfigured(
+            f"{level.says(name, value)}: must be one of {', '.join(map(repr, allowed))}"
+        )
 
 
-def _check_times(out: dict[str, Any], name_of: Callable[[str], str]) -> None:
-    for name in ("ttl", "queue_ttl"):
-        out[name] = seconds(out[name], name_of(name), least=0, open_end=True)
-    for name in ("wait", "min_hold"):
-        out[name] = seconds(out[name], name_of(name), least=0)
-    for name in ("max_hold", "give_up_after"):
+# Every duration, and whether 0 is refused.  The ttl comes before what depends on it.
+_TIMES = {
+    "ttl": True,
+    "renew_interval": True,
+    "wait": False,
+    "min_hold": False,
+    "max_hold": True,
+    "queue_ttl": True,
+    "give_up_after": True,
+}
+
+
+def _check_times(out: dict[str, Any], source: _Source) -> None:
+    for name, above_zero in _TIMES.items():
+        level = source(name)
         if out[name] is not None:
-            out[name] = seconds(out[name], name_of(name), least=0, open_end=True)
-    if out["renew_interval"] is None:
-        out["renew_interval"] = out["ttl"] / 3
-    out["renew_interval"] = seconds(
-        out["renew_interval"], name_of("renew_interval"), least=0, open_end=True
-    )
-    out["reschedule_delay"] = _delay(out["reschedule_delay"], name_of("reschedule_delay"))
+            out[name] = seconds(
+                out[name], level.spell(name), least=0, open_end=above_zero, where=level.where
+            )
+        elif name == "renew_interval":
+            out[name] = out["ttl"] / 3
+    out["reschedule_delay"] = _delay(out["reschedule_delay"], source("reschedule_delay"))
 
 
-def _delay(value: Any, name: str) -> tuple[float, float]:
+def _delay(value: Any, level: Level) -> tuple[float, float]:
+    name = "reschedule_delay"
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2:
-        raise ImproperlyConfigured(f"{name}={value!r}: must be seconds, or (first, longest)")
-    first, longest = (seconds(part, name, least=1) for part in pair)
+        raise ImproperlyConfigured(
+            f"{level.says(name, value)}: must be seconds, or a pair (first, longest)"
+        )
+    first, longest = (seconds(p, level.spell(name), least=1, where=level.where) for p in pair)
     if first > longest:
-        raise ImproperlyConfigured(f"{name}={value!r}: the first delay is above the longest")
+        raise ImproperlyConfigured(
+            f"{level.says(name, value)}: the first delay must not be above the longest"
+        )
     return float(math.ceil(first)), float(math.ceil(longest))
 
 
-def _check_pairs(out: dict[str, Any], name_of: Callable[[str], str]) -> None:
+def _check_pairs(out: dict[str, Any], source: _Source) -> None:
+    def says(name: str) -> str:
+        return source(name).says(name, out[name])
+
+    if out["key"] is not None and out["args"] is not None:
+        raise ImproperlyConfigured(
+            f"{says('args')}: makes no sense beside {says('key')}, which already says which "
+            "arguments matter; give one of the two"
+        )
     if out["mode"] == "correctness" and out["on_unavailable"] == "run":
         raise ImproperlyConfigured(
-            f"{name_of('on_unavailable')}='run': in correctness mode a body never runs without "
-            "its lock; use 'reschedule' or 'raise'"
+            f"{says('on_unavailable')}: must be 'reschedule' or 'raise' beside {says('mode')}, "
+            "where a body never runs without its lock"
         )
     if out["renew_interval"] * 2 > out["ttl"]:
         raise ImproperlyConfigured(
-            f"{name_of('renew_interval')}={out['renew_interval']:g}: must leave time for two tries "
-            f"before the ttl of {out['ttl']:g} s is over: at most {out['ttl'] / 2:g}"
+            f"{says('renew_interval')}: must be {out['ttl'] / 2:g} or less beside {says('ttl')}, "
+            "to leave time for two tries before the ttl is over"
         )
     if out["max_hold"] is not None and out["min_hold"] > out["max_hold"]:
         raise ImproperlyConfigured(
-            f"{name_of('min_hold')}={out['min_hold']:g}: must not be above "
-            f"max_hold={out['max_hold']:g}"
+            f"{says('min_hold')}: must be {out['max_hold']:g} or less beside {says('max_hold')}"
         )
 
 
-def _coordinator(value: Any, name: str) -> str | tuple[str, ...]:
+def _coordinator(value: Any, level: Level) -> str | tuple[str, ...]:
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, (list, tuple)) and value and all(isinstance(v, str) for v in value):
-        return tuple(value)
+    if isinstance(value, (list, tuple)) and value:
+        urls = tuple(value)
+        if all(isinstance(url, str) and url for url in urls):
+            return urls
+    # Its value is not shown: it may hold a password.
     raise ImproperlyConfigured(
-        "a coordinator must be a name in redlock_coordinators, a url, or a list of urls; "
-        f"{name} is a {type(value).__name__}"
+        f"{level.spell('coordinator')} ({level.where}) is {_article(value)}: must be a name in "
+        "redlock_coordinators, a url, or a list of urls"
     )
 
 
-def _key(value: Any, name: str) -> OneKey | tuple[OneKey, ...] | None:
+def _article(value: Any) -> str:
+    if isinstance(value, (str, list, tuple)):
+        return "empty" if not value else "a list with something else than urls"
+    return f"a {type(value).__name__}"
+
+
+def _key(value: Any, level: Level) -> OneKey | tuple[OneKey, ...] | None:
     if value is None:
         return None
     several = isinstance(value, (list, tuple))
     parts = tuple(value) if several else (value,)
     if not parts or not all((isinstance(p, str) and p) or callable(p) for p in parts):
         raise ImproperlyConfigured(
-            f"{name}={value!r}: must be a template such as 'account:{{account_id}}', a callable, "
-            "or a list of those that is not empty"
+            f"{level.says('key', value)}: must be a template such as 'account:{{account_id}}', "
+            "a callable, or a list of those that is not empty"
         )
     return parts if several else parts[0]
 
 
-def _names(value: Any, name: str) -> tuple[str, ...] | None:
+def _names(value: Any, level: Level) -> tuple[str, ...] | None:
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, (list, tuple, set, frozenset)):
-        raise ImproperlyConfigured(f"{name}={value!r}: must be a list of argument names")
-    if not all(isinstance(v, str) for v in value):
-        raise ImproperlyConfigured(f"{name}={value!r}: every argument name must be a string")
+        hint = f", as in [{value!r}]" if isinstance(value, str) else ""
+        raise ImproperlyConfigured(
+            f"{level.says('args', value)}: must be a list of argument names{hint}"
+        )
+    if not all(isinstance(name, str) for name in value):
+        raise ImproperlyConfigured(
+            f"{level.says('args', value)}: every argument name must be a string"
+        )
     return tuple(value)

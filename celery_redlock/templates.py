@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from datetime import datetime, time, timezone
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from string import Formatter
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from celery_redlock.canonical import NotCanonical, canonical, key_text, plain, reduced
 from celery_redlock.exceptions import ImproperlyConfigured
@@ -15,6 +18,8 @@ from celery_redlock.exceptions import ImproperlyConfigured
 __all__ = ["Template"]
 
 _FIELD = re.compile(r"([^\W\d]\w*)((?:\.\w+|\[[^\[\]]+\])*)")
+_WITH_A_TEXT = (str, int, float, Decimal, UUID, timedelta)
+_AS_SENT = (*_WITH_A_TEXT, bytes, bytearray, memoryview, datetime, date, time)
 _STEP = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")
 _CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
 
@@ -138,24 +143,22 @@ def _same_everywhere(value: Any) -> Any:
     """A value that formats alike at the caller and at the worker.
 
     Raises:
-        NotCanonical: it is of a type for which that can't be promised.
+        NotCanonical: it is, or contains, something of a type that is not supported.
     """
     value = plain(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value).decode("utf-8", "backslashreplace")
-    if isinstance(value, (datetime, time)):
-        offset = value.utcoffset()
-        zone = None if offset is None else timezone(offset)  # a zone's name doesn't travel
-        return value.replace(tzinfo=zone, fold=0)
-    if isinstance(value, (list, tuple, set, frozenset, dict)) or hasattr(value, "__json__"):
-        return json.dumps(_jsonable(value), ensure_ascii=False, separators=(",", ":"))
-    canonical(value)  # refuses what has no text of its own, such as an object in memory
-    return value
+    for kind in (datetime, date, time):
+        if isinstance(value, kind):  # as JSON does: the name of a time zone doesn't travel
+            return kind.fromisoformat(kind.isoformat(value))  # type: ignore[arg-type]
+    if value is None or isinstance(value, _WITH_A_TEXT):
+        return value
+    canonical(value)  # from here on nothing is endless or unknown
+    return json.dumps(_jsonable(value), ensure_ascii=False, separators=(",", ":"))
 
 
 def _jsonable(value: Any) -> Any:
     """Plain data for a readable text of a container, in an order that is always the same."""
-    canonical(value)
     if isinstance(value, dict):
         named = {key_text(key) or canonical(key): item for key, item in value.items()}
         return {name: _jsonable(named[name]) for name in sorted(named)}
@@ -163,7 +166,8 @@ def _jsonable(value: Any) -> Any:
         return [_jsonable(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return [_jsonable(item) for item in sorted(value, key=canonical)]
-    if hasattr(value, "__json__"):
-        return _jsonable(reduced(value))
-    scalar = _same_everywhere(value)
-    return scalar if scalar is None or isinstance(scalar, (bool, int, float, str)) else str(scalar)
+    if isinstance(value, (*_AS_SENT, Enum)) or value is None:
+        scalar = _same_everywhere(value)
+        known = scalar is None or isinstance(scalar, (bool, int, float, str))
+        return scalar if known else str(scalar)
+    return _jsonable(reduced(value))
