@@ -1,0 +1,1 @@
+"""The migrations of the fence table."""
