@@ -222,19 +222,18 @@ class TestSerializers:
         assert name(*args, **kwargs) == name(*values, **options)
 
     @pytest.mark.parametrize("serializer", SERIALIZERS)
-    def test_most_of_what_is_drawn_is_carried(self, serializer):
-        """The property above is not empty: a serializer takes most of what it is given."""
-        seen = []
+    def test_what_is_drawn_is_carried(self, serializer):
+        """The property above is not empty: a serializer takes many different values."""
+        seen = set()
 
-        @settings(max_examples=100, database=None)
+        @settings(max_examples=200, database=None, derandomize=True)
         @given(CARRIED[serializer])
         def draw(value):
             carried(value, serializer)
-            seen.append(type(value))
+            seen.add(canonical(value))
 
         draw()
-        assert len(seen) >= 60
-        assert len(set(seen)) >= 5
+        assert len(seen) >= 50
 
     @given(anything)
     def test_a_name_survives_a_second_journey(self, value):
