@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,3 +95,21 @@ class Reader:
             return []
         self._offset += len(lines) + 1
         return [Entry(**json.loads(line)) for line in lines.split(b"\n")]
+
+    def wait_for(self, wanted: Callable[[Entry], bool], timeout: float) -> Entry:
+        """The first new line that is wanted; lines before it count as read.
+
+        Args:
+            wanted: tells whether this is the line.
+            timeout: seconds until it is given up.
+
+        Raises:
+            TimeoutError: there was no such line in time.
+        """
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            for entry in self.new():
+                if wanted(entry):
+                    return entry
+            time.sleep(0.01)  # a plain file has no event to wait on that works everywhere
+        raise TimeoutError(f"nothing of the kind was written to {self.path} in {timeout:g} s")

@@ -37,3 +37,8 @@ def out() -> Path:
     folder = Path(needed("SHOP_OUT"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def ledger_url() -> str:
+    """SQLAlchemy's url of the ledger's database; a file beside the journal unless it is set."""
+    return os.environ.get("LEDGER_URL") or f"sqlite:///{out() / 'ledger.sqlite3'}"

@@ -12,7 +12,7 @@ app = Celery(
     "shop",
     broker=needed("SHOP_BROKER"),
     backend=needed("SHOP_BACKEND"),
-    include=["example_project.thumbnails"],
+    include=["example_project.thumbnails", "example_project.ledger"],
 )
 app.conf.update(
     redlock_coordinators={"default": lock_servers()},

@@ -12,21 +12,25 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 _NEEDED = "pip install 'celery_redlock[demo]'   (in a checkout: pip install -e '.[demo]')"
 
 try:
     from rich.console import Console
 
-    from example_project.demo import act_thumbnails, report
+    from example_project.demo import act_ledger, act_thumbnails
+    from example_project.demo.outcome import Outcome
     from example_project.demo.pictures import NoPictures, Pictures, find, remarks
     from example_project.demo.screen import screen_for
     from example_project.demo.stage import ROOT, Busy, stage
-    from example_project.demo.tally import Tally
     from localservers import MissingServer, ServerFailed
 except ModuleNotFoundError as missing:
     sys.exit(f"The demo needs {missing.name}, which is not installed:\n  {_NEEDED}")
+
+ACTS = ("thumbnails", "ledger")
+SLOTS = 4  # pool children of the worker
 
 
 class Stopped(BaseException):
@@ -45,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         pictures = find(os.environ.get("PHOTOS"))
         with _stoppable():
-            return run(console, pictures, locked=not options.without_locks, seconds=options.seconds)
+            return run(console, pictures, options)
     except Stopped as exc:
         name = signal.Signals(exc.number).name
         console.print(f"\nStopped by {name}: every process has been ended.", style="bold")
@@ -66,10 +70,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--without-locks",
         action="store_true",
-        help="the negative control: a plain task; shows the doubled work and exits with 1",
+        help="the negative control: plain tasks; shows what goes wrong, and exits with 1",
     )
     parser.add_argument(
-        "--seconds", type=float, default=12.0, help="how long the producers ask (default: 12)"
+        "--seconds", type=float, default=10.0, help="how long the producers ask (default: 10)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "demo-out", help="where everything goes (demo-out)"
+    )
+    parser.add_argument(
+        "--act", action="append", choices=ACTS, help="play only this act; may be repeated"
     )
     return parser.parse_args(arguments)
 
@@ -92,45 +102,56 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run(console: Console, pictures: Pictures, *, locked: bool, seconds: float) -> int:
-    """Set the stage, play, and report."""
-    start, began = time.monotonic(), time.time()
+def run(console: Console, pictures: Pictures, options: argparse.Namespace) -> int:
+    """Set the stage, play the acts, and report."""
+    start, locked = time.monotonic(), not options.without_locks
     screen = screen_for(console)
     for remark in remarks(pictures):
         screen.note(remark, "yellow")
-    with stage(ROOT / "demo-out") as here:
+    acts = options.act or ACTS
+    outcomes = []
+    with stage(options.out.resolve()) as here:
         ports = ", ".join(str(node.port) for node in here.locks)
-        screen.note(f"five lock servers (ports {ports}) and a broker (port {here.broker.port}) run")
-        try:
-            tally, problems = act_thumbnails.play(
-                here, screen, pictures.files, locked=locked, seconds=seconds
-            )
-        finally:
-            screen.close()
-        console.print()
-        console.print(report.pictures_table(tally))
-        console.print(report.legend(tally), markup=False)
-        console.print()
-        console.print(report.servers_table(list(here.locks), tally, began))
-    console.print(report.savings(tally))
-    console.print(f"It took {time.monotonic() - start:.1f} s; thumbnails and logs: {here.out}")
-    return _verdict(console, tally, problems, locked=locked)
+        screen.note(f"5 lock servers (ports {ports}) and a broker (port {here.broker.port}) run")
+        worker = here.worker(SLOTS)
+        screen.note(f"a Celery worker runs {SLOTS} processes")
+        with closing(screen):
+            if "thumbnails" in acts:
+                play_thumbnails = act_thumbnails.play(
+                    here, screen, pictures.files, locked=locked, seconds=options.seconds
+                )
+                outcomes.append(play_thumbnails)
+            if "ledger" in acts:
+                outcomes.append(act_ledger.play(here, screen, locked=locked))
+            worker.stop()
+    for outcome in outcomes:
+        _print_outcome(console, outcome)
+    console.print(
+        f"It took {time.monotonic() - start:.1f} s.  Thumbnails, journal, log: {here.out}"
+    )
+    return _verdict(console, outcomes, locked=locked)
 
 
-def _verdict(console: Console, tally: Tally, problems: Sequence[str], *, locked: bool) -> int:
+def _print_outcome(console: Console, outcome: Outcome) -> None:
     console.print()
+    console.rule(outcome.title, align="left")
+    for part in outcome.body:
+        console.print(part, markup=False)
+
+
+def _verdict(console: Console, outcomes: Sequence[Outcome], *, locked: bool) -> int:
+    console.print()
+    for outcome in outcomes:
+        if not outcome.problems:
+            console.print(f"All is well: {outcome.summary}.", style="bold green", markup=False)
+    problems = [problem for outcome in outcomes for problem in outcome.problems]
     if not problems:
-        console.print(
-            f"All is well: each of {len(tally.rows)} pictures was made, and none twice at once, "
-            f"with {len(tally.killed)} of 5 lock servers dead.",
-            style="bold green",
-        )
         return 0
     console.print("Not well:", style="bold red")
     for problem in problems:
         console.print(f"  {problem}", style="red", markup=False)
-    if not locked and tally.doubled:
-        console.print("That is what a plain task does: work that is under way is done again.")
+    if not locked:
+        console.print("That is what plain tasks do; run it without --without-locks to compare.")
     return 1
 
 

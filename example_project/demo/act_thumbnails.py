@@ -1,4 +1,4 @@
-"""Act 1: thumbnails.  Three producers ask, four worker processes make, two lock servers die."""
+"""Act 1: thumbnails.  Three producers ask, worker processes make, two lock servers are killed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 
 from PIL import Image
 
+from example_project.demo.outcome import Outcome
+from example_project.demo.report import legend, pictures_table, savings, servers_table
 from example_project.demo.screen import Screen
 from example_project.demo.stage import Stage
 from example_project.demo.tally import Tally
 from example_project.journal import Reader
 from localservers import Process
 
-PRODUCERS, SLOTS = 3, 4
+PRODUCERS = 3
 VICTIMS = ((1, 0.40), (3, 0.55))  # which lock servers are killed, and at which part of the time
 TICK = 0.1  # seconds between two looks at the journal
 LONGEST = 240.0  # seconds until producers that don't end count as stuck
@@ -23,48 +25,52 @@ Step = tuple[float, Callable[[], None]]
 
 
 def play(
-    stage: Stage, screen: Screen, pictures: Sequence[Path], *, locked: bool, seconds: float
-) -> tuple[Tally, list[str]]:
+    here: Stage, screen: Screen, pictures: Sequence[Path], *, locked: bool, seconds: float
+) -> Outcome:
     """Run the act.
 
     Args:
-        stage: with servers running.
+        here: with servers and a worker running.
         screen: where progress is shown.
         pictures: the files to make thumbnails of.
         locked: False: the plain task, as the negative control.
         seconds: how long the producers go on; they finish the round that they are in.
-
-    Returns:
-        the counts, and what went wrong in words (empty if all is well).
     """
-    tally, reader = Tally([path.name for path in pictures]), Reader(stage.journal.path)
-    worker = stage.worker(SLOTS)
-    kind = "locked" if locked else "plain, unlocked"
-    screen.note(
-        f"a worker with {SLOTS} processes is ready; {PRODUCERS} producers ask ({kind} task)"
-    )
+    tally, reader = Tally([path.name for path in pictures]), Reader(here.journal.path)
     task = "make_thumbnail" if locked else "make_thumbnail_without_lock"
-    arguments = ["--task", task, *map(str, pictures)]
-    producers = [stage.producer(*arguments) for _ in range(PRODUCERS)]
+    screen.note(f"act 1: {PRODUCERS} producers ask for {len(pictures)} pictures with {task}()")
+    producers = [here.producer("--task", task, *map(str, pictures)) for _ in range(PRODUCERS)]
 
     def show() -> None:
         tally.add(reader.new())
         screen.update(tally)
 
-    problems = _follow(_script(stage, screen, producers, seconds), producers, show)
-    worker.stop()
+    problems = _follow(_script(here, screen, producers, seconds), producers, show)
     show()
-    missing = _unreadable(stage.out / "thumbnails", pictures)
-    return tally, [*problems, *tally.problems(), *missing]
+    problems += [*tally.problems(), *_unreadable(here.out / "thumbnails", pictures)]
+    return Outcome(
+        title=f"Act 1: thumbnails, asked for with {task}()",
+        body=[
+            pictures_table(tally),
+            legend(tally),
+            servers_table(list(here.locks), tally, screen.began),
+            savings(tally),
+        ],
+        summary=(
+            f"each of {len(tally.rows)} pictures was made, and none twice at once, "
+            f"with {len(tally.killed)} of {len(here.locks)} lock servers killed"
+        ),
+        problems=problems,
+    )
 
 
 def _script(
-    stage: Stage, screen: Screen, producers: Sequence[Process], seconds: float
+    here: Stage, screen: Screen, producers: Sequence[Process], seconds: float
 ) -> list[Step]:
     """What is done at which second."""
 
     def kill(index: int) -> None:
-        node = stage.kill_lock_server(index)
+        node = here.kill_lock_server(index)
         screen.note(f"killed lock server {index + 1} (SIGKILL, {node.url})", "bold red")
 
     def enough() -> None:
@@ -99,8 +105,9 @@ def _follow(
 def _unreadable(folder: Path, pictures: Sequence[Path]) -> list[str]:
     """Which pictures have no thumbnail that can be opened."""
     problems = []
+    all_files = sorted(folder.iterdir()) if folder.is_dir() else []
     for picture in pictures:
-        made = sorted(folder.glob(f"{picture.name}.*.webp"))
+        made = [path for path in all_files if path.name.startswith(f"{picture.name}.")]
         try:
             for path in made:
                 with Image.open(path) as img:

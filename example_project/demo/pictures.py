@@ -51,7 +51,7 @@ def find(folder: str | None) -> Pictures:
         if fault is None:
             good.append(path.resolve())
         else:
-            left_out[path.name] = fault
+            left_out[ascii(path.name)[1:-1]] = fault
     if not good:
         raise NoPictures(f"{named}: no picture among its files.\n{_listed(left_out)}")
     return Pictures(good, left_out, len(candidates))
@@ -69,13 +69,15 @@ def _files(where: Path, named: str) -> list[Path]:
     except OSError as exc:
         raise NoPictures(f"{named}: this folder can't be read ({exc.strerror}).") from exc
     if not files:
-        inside = "only other folders, which are not searched" if entries else "nothing"
-        raise NoPictures(f"{named}: there is {inside} in this folder; put some pictures into it.")
+        inside = "has only folders in it, which are not searched" if entries else "is empty"
+        raise NoPictures(f"{named}: this folder {inside}; name one with pictures in it.")
     return files
 
 
 def _fault(path: Path) -> str | None:
     """Why this file can't be used; None if it can."""
+    if not path.name.isprintable():  # nor can it be sent in a message, if it isn't UTF-8
+        return "its name has characters that can't be shown"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -96,7 +98,7 @@ def _fault(path: Path) -> str | None:
 def _listed(left_out: dict[str, str], at_most: int = 8) -> str:
     lines = [f"  {name}: {why}" for name, why in list(left_out.items())[:at_most]]
     rest = len(left_out) - at_most
-    return "\n".join([*lines, f"  … and {rest} more"] if rest > 0 else lines)
+    return "\n".join([*lines, f"  ... and {rest} more"] if rest > 0 else lines)
 
 
 def remarks(pictures: Pictures) -> list[str]:

@@ -53,13 +53,13 @@ def _cells(name: str, row: Row, workers: Sequence[str]) -> list[Text | str]:
     made = Text(str(row.made), style="" if row.made else "red")
     skipped = str(row.answered["skipped"])
     by = [_by(row.begun, workers), _by(row.held_by, workers)]
-    return [name, str(row.asked), made, skipped, most, *by]
+    return [Text(name), str(row.asked), made, skipped, most, *by]
 
 
 def _by(counts: Counter[str], workers: Sequence[str]) -> str:
     if not 0 < len(workers) <= FEW:
         return str(counts.total())
-    return "".join(f"{counts[worker] or '·':>4}" for worker in workers)
+    return "".join(f"{counts[worker] or '-':>4}" for worker in workers)
 
 
 def _sum(rows: Iterable[Row]) -> Row:
@@ -80,8 +80,8 @@ def legend(tally: Tally) -> str:
     return f"The worker processes, as host/pid: {names}"
 
 
-def servers_table(nodes: Sequence[Valkey], tally: Tally, start: float) -> Table:
-    """One row for each lock server: where it is, and when it was killed."""
+def servers_table(nodes: Sequence[Valkey], tally: Tally, began: float) -> Table:
+    """One row for each lock server: where it is, and at which second it was killed."""
     killed = {entry.facts["url"]: entry for entry in tally.killed}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("lock server", "address", "pid", "state"):
@@ -90,7 +90,7 @@ def servers_table(nodes: Sequence[Valkey], tally: Tally, start: float) -> Table:
         entry = killed.get(node.url)
         state = Text("alive to the end", style="green")
         if entry is not None:
-            state = Text(f"killed (SIGKILL) at {entry.at - start:.1f} s", style="red")
+            state = Text(f"killed (SIGKILL) at {entry.at - began:.1f} s", style="red")
         elif not node.alive:
             state = Text("ended by itself", style="bold red")
         table.add_row(str(number), f"127.0.0.1:{node.port}", str(node.pid), state)

@@ -14,7 +14,13 @@ from example_project.demo.tally import Tally
 
 
 class Screen(Protocol):
-    """Where the demo shows itself while it runs."""
+    """Where the demo shows itself while it runs.
+
+    Attributes:
+        began: wall time in seconds since the epoch from which the shown seconds count.
+    """
+
+    began: float
 
     def note(self, text: str, style: str = "") -> None:
         """Say something that stays readable."""
@@ -34,7 +40,7 @@ def screen_for(console: Console) -> Screen:
 class _Clocked:
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.start = time.monotonic()
+        self.began, self.start = time.time(), time.monotonic()
 
     def note(self, text: str, style: str = "") -> None:
         """Print a line with the seconds since the start."""

@@ -29,16 +29,15 @@ class Worker(Process):
     """A Celery worker of the shop.
 
     Args:
-        environment: the shop's settings.
         concurrency: how many pool children it has.
     """
 
-    def __init__(self, environment: dict[str, str], concurrency: int) -> None:
+    def __init__(self, concurrency: int) -> None:
         """Choose the command; nothing is started yet."""
         worker = ["-A", "example_project.shop", "worker", "--pool", "prefork", "--loglevel", "INFO"]
         slots = ["--concurrency", str(concurrency), "--without-gossip", "--without-mingle"]
         command = [sys.executable, "-m", "celery", *worker, *slots]
-        super().__init__(command, name="worker", environment=environment)
+        super().__init__(command, name="worker")
 
     def ready(self) -> bool:
         """Whether it has said so in its log."""
@@ -63,6 +62,13 @@ class Stage:
         self.journal = Journal(out / "journal.jsonl")
         self._after = after
 
+    def use_settings(self) -> None:
+        """Give this process, and all that it starts, the shop's settings."""
+        before = dict(os.environ)
+        self._after.callback(os.environ.update, before)
+        self._after.callback(os.environ.clear)
+        os.environ.update(self.environment)
+
     @property
     def environment(self) -> dict[str, str]:
         """The shop's settings."""
@@ -73,12 +79,13 @@ class Stage:
             "SHOP_BACKEND": self.broker.url_as("", None, 1),
             "SHOP_LOCKS": ",".join(self.locks.urls),
             "SHOP_OUT": str(self.out),
+            "LEDGER_URL": os.environ.get("LEDGER_URL", ""),
             "TMPDIR": tempfile.gettempdir(),
         }
 
     def worker(self, concurrency: int = 4) -> Worker:
         """Start a worker and wait until it is ready."""
-        worker = Worker(self.environment, concurrency)
+        worker = Worker(concurrency)
         self._after.callback(self._keep_log, worker)
         worker.start(timeout=60)
         return worker
@@ -86,7 +93,7 @@ class Stage:
     def producer(self, *arguments: str) -> Process:
         """Start a process that asks for pictures."""
         command = [sys.executable, "-m", "example_project.demo.producer", *arguments]
-        producer = Process(command, name="producer", environment=self.environment)
+        producer = Process(command, name="producer")
         self._after.callback(producer.close)
         self._after.callback(producer.kill)
         producer.launch()
@@ -98,6 +105,13 @@ class Stage:
             with (self.out / "worker.log").open("ab") as kept:
                 kept.write(worker.log_file.read_bytes())
         worker.close()
+
+    def revive_lock_servers(self) -> list[int]:
+        """Start the killed lock servers again, with what they had on disk; gives their numbers."""
+        dead = [number for number, node in enumerate(self.locks, 1) if not node.alive]
+        for number in dead:
+            self.locks[number - 1].start()
+        return dead
 
     def kill_lock_server(self, index: int) -> Valkey:
         """End one lock server at once (SIGKILL), and note it in the journal."""
@@ -126,7 +140,9 @@ def stage(out: Path, nodes: int = 5) -> Iterator[Stage]:
         after.callback(broker.kill)
         locks.start()
         broker.start()
-        yield Stage(out, locks, broker, after)
+        here = Stage(out, locks, broker, after)
+        here.use_settings()
+        yield here
 
 
 def _claim(out: Path, after: ExitStack) -> None:
@@ -140,8 +156,9 @@ def _claim(out: Path, after: ExitStack) -> None:
         raise Busy(f"another demo is running in {out}; wait for its end") from exc
     for leftover in ("thumbnails", ".running"):
         shutil.rmtree(out / leftover, ignore_errors=True)
-    for leftover in ("journal.jsonl", "worker.log"):
-        (out / leftover).unlink(missing_ok=True)
+    for file in out.iterdir():
+        if file.name.startswith(("journal.jsonl", "worker.log", "ledger.sqlite3")):
+            file.unlink()
     scratch = out / ".running"
     scratch.mkdir()
     after.callback(shutil.rmtree, scratch, ignore_errors=True)
