@@ -103,8 +103,13 @@ class Lease:
         it raises is logged and goes no further.
         """
         self._callbacks.append(callback)
-        if self._lost_because is not None and callback in self.take_callbacks():
-            callback(self)
+        if self._lost_because is None:
+            return
+        try:
+            self._callbacks.remove(callback)
+        except ValueError:  # whoever marked the loss has taken it, and calls it
+            return
+        callback(self)
 
     def take_callbacks(self) -> list[LostCallback]:
         """The callbacks that nobody has taken yet, each of them once."""

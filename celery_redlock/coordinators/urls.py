@@ -81,7 +81,8 @@ def from_urls(urls: str | Sequence[str], settings: CoordinatorSettings) -> Coord
 
 def without_password(url: str) -> str:
     """The url as it may be shown: no user, no password, no query."""
-    return re.sub(r"//[^/]*@", "//", url.partition("?")[0])
+    # Up to the last "@", as a password may hold "/", "?" and "@" that nobody has encoded.
+    return re.sub(r"//.*@", "//", url).partition("?")[0]
 
 
 def needs(module: str, extra: str) -> Any:
