@@ -1,0 +1,148 @@
+"""Taking one lock: the round, the raising of the token, and undoing what a loser has taken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from celery_redlock.clock import now
+from celery_redlock.coordinators.base import Conflict, Grant
+from celery_redlock.coordinators.redis_ballot import Ballot, Record
+from celery_redlock.coordinators.redis_channel import Channel
+from celery_redlock.coordinators.redis_commands import ACQUIRE, RELEASE, Names, milliseconds
+from celery_redlock.coordinators.redis_look import parse_value, say
+from celery_redlock.exceptions import CoordinatorUnavailable
+from celery_redlock.quorum import Round, Vote, majority, objection, wait_for_majority
+
+__all__ = ["Acquisition"]
+
+
+@dataclass(frozen=True)
+class Acquisition:
+    """One attempt to take one lock.
+
+    Attributes:
+        names: what the keys are called.
+        key: the lock's name.
+        owner: new for this attempt.
+        holder: the holder as it is stored, JSON.
+        longest: the longest ttl in seconds.
+    """
+
+    names: Names
+    key: str
+    owner: str
+    holder: str
+    longest: float
+
+    def run(self, channel: Channel, this: Round) -> Grant | Conflict:
+        """Ask, and undo what was taken if it wasn't enough.
+
+        Raises:
+            CoordinatorUnavailable: too few servers answered.
+        """
+        channel.begin()
+        command = self._command(this.ttl)
+        ballot = Ballot(channel, this, lambda _: command, read_acquire)
+        try:
+            verdict = ballot.hold(_nothing_to_learn)
+        except BaseException:
+            self._undo_in_haste(channel)
+            raise
+        if verdict.state == "won":
+            exact = all(one[2] == 0 for one in ballot.said.values() if _granted(one))
+            record = Record(self.holder, verdict.token, exact, ballot.unseen(), channel)
+            return Grant(self.key, self.owner, this.ttl, verdict.valid_until, None, record)
+        return self._lose(ballot)
+
+    def _command(self, ttl: float) -> bytes:
+        keys = self.names.lock(self.key), self.names.grave(self.key, self.owner)
+        words = milliseconds(ttl), milliseconds(self.longest), self.holder
+        return ACQUIRE.call(keys, self.owner, *words)
+
+    # Losing
+
+    def _lose(self, ballot: Ballot) -> Conflict:
+        votes = ballot.votes
+        nodes = ballot.round.nodes
+        why = objection(nodes, votes, complete=True)
+        too_late = sum(vote.says == "yes" for vote in votes.values()) >= majority(nodes)
+        said = {
+            node.shown: say(ballot.said.get(number), node)
+            for number, node in enumerate(ballot.channel.nodes)
+        }
+        self._undo(ballot)
+        if too_late or why == "unavailable":
+            late = " in time" if too_late else ""
+            need = majority(nodes)
+            raise CoordinatorUnavailable(
+                f"lock {self.key!r}: {need} of {nodes} lock servers must answer{late}", said
+            )
+        return self._conflict(ballot, certain=why == "held")
+
+    def _conflict(self, ballot: Ballot, *, certain: bool) -> Conflict:
+        votes = ballot.votes
+        owners = Counter(vote.owner for vote in votes.values() if vote.says == "no" and vote.owner)
+        holder = None
+        if owners:
+            strongest = owners.most_common(1)[0][0]
+            number = next(n for n, vote in votes.items() if vote.owner == strongest)
+            holder = parse_value(ballot.said[number][1]).holder
+        retry_after = wait_for_majority(ballot.round.nodes, votes) if certain else None
+        return Conflict(self.key, holder, retry_after, certain)
+
+    def _undo(self, ballot: Ballot) -> None:
+        """Release what this attempt has taken or may yet take, and wait where it surely has."""
+        channel = ballot.channel
+        asked = dict(channel.asked)
+        plain = self._release(0.0)
+        channel.begin(tidy=False)
+        hear = set()
+        for number, link in asked.items():
+            vote = ballot.votes.get(number)
+            if vote is not None and vote.says == "no":
+                continue
+            if channel.links[number] is not link:
+                self._owe(channel, number, ballot.round.ttl)
+            elif vote is not None and vote.says == "yes":
+                hear.add(number)
+                channel.send(number, plain)
+            else:
+                channel.post(number, plain)  # follows the acquire on the same connection
+        for reply in channel.replies() if hear else ():
+            hear.discard(reply.node)
+            if isinstance(reply.value, str):
+                self._owe(channel, reply.node, ballot.round.ttl)
+            if not hear:
+                break
+
+    def _undo_in_haste(self, channel: Channel) -> None:
+        """The last words of an attempt that was interrupted: nothing is waited for."""
+        plain = self._release(0.0)
+        for number in list(channel.asked):
+            channel.post(number, plain)
+
+    def _owe(self, channel: Channel, number: int, ttl: float) -> None:
+        channel.nodes[number].owe(now() + ttl, self._release(ttl))
+
+    def _release(self, grave: float) -> bytes:
+        keys = self.names.lock(self.key), self.names.grave(self.key, self.owner)
+        return RELEASE.call(keys, self.owner, milliseconds(grave) if grave else 0)
+
+
+def read_acquire(answer: Any) -> Vote:
+    """The vote that an answer of ``acquire.lua`` stands for."""
+    if _granted(answer):
+        return Vote("yes", int(answer[1]))
+    if answer[0] == 0:
+        return Vote("no", owner=parse_value(answer[1]).owner, left=answer[2] / 1000)
+    return Vote("failed")
+
+
+def _granted(answer: Any) -> bool:
+    return isinstance(answer, list) and answer[0] == 1
+
+
+def _nothing_to_learn(ballot: Ballot) -> bool:
+    return objection(ballot.round.nodes, ballot.votes, complete=False) != "open"

@@ -1,0 +1,155 @@
+"""One acquire, extend or release of one lock, asked of all servers over one channel.
+
+Turns replies into votes and leaves the verdict to :mod:`celery_redlock.quorum`.  Opens nothing,
+keeps nothing: what must be known later is in the grant's :class:`Record`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_redlock.clock import now
+from celery_redlock.coordinators.redis_channel import Channel, Reply, Silence
+from celery_redlock.coordinators.redis_wire import ErrorReply
+from celery_redlock.quorum import Round, Verdict, Vote, behind, judge, majority
+
+__all__ = ["Ballot", "Record", "order"]
+
+_NOTHING = Silence("nothing was heard")
+# Answers of a server that must be asked again what it is: another role, state or set of rights.
+_UNFIT = frozenset({"READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM", "BUSY"})
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a grant must remember, to be extended and released exactly.
+
+    Attributes:
+        holder: the holder as it is stored, JSON.
+        token: the fencing token; 0 if there is none.
+        exact: whether every server that holds the lock stores the same value for it.
+        unseen: the servers whose answer to a request that may have taken the lock was not
+            seen, by number, each with the serial number of the connection that it went over.
+        channel: the channel that all of it went over.
+    """
+
+    holder: str
+    token: int = 0
+    exact: bool = True
+    unseen: Mapping[int, int] = field(default_factory=dict)
+    channel: Channel | None = None
+
+    def value(self, owner: str) -> bytes:
+        """What the servers store for the lock."""
+        return f"{owner} {self.token} {self.holder}".encode()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In another process none of the connections is the same.
+        return Record, (self.holder, self.token, self.exact, dict(self.unseen), None)
+
+
+def order(channel: Channel, instant: float) -> tuple[list[int], list[int]]:
+    """The servers to ask at once, and those to leave out unless a majority fails without them."""
+    first: list[int] = []
+    spare: list[int] = []
+    for number, node in enumerate(channel.nodes):
+        (spare if node.cooling_until > instant else first).append(number)
+    if len(first) < majority(len(channel.nodes)):
+        return first + spare, []
+    return first, spare
+
+
+class Ballot:
+    """The votes of one round, as they come in.
+
+    Args:
+        channel: where it is asked; :meth:`Channel.begin` has been called.
+        this: what is fixed in the round.
+        ask: makes the command for a server.
+        read: makes a vote of a server's answer.
+        lift: makes the command that raises the lock's token on a server; None if not fenced.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        this: Round,
+        ask: Callable[[int], bytes],
+        read: Callable[[Any], Vote],
+        lift: Callable[[int], bytes] | None = None,
+    ) -> None:
+        """Nobody has been asked yet."""
+        self.channel = channel
+        self.round = this
+        self.votes: dict[int, Vote] = {}
+        self.said: dict[int, Any] = {}
+        self.verdict = Verdict("open")
+        self._ask, self._read, self._lift = ask, read, lift
+        self._spare: Sequence[int] = ()
+        self._lifting: set[int] = set()
+        self._to_hear = 0
+
+    def hold(self, enough: Callable[[Ballot], bool]) -> Verdict:
+        """Ask, and hear the answers until the round is won or ``enough`` of them are in.
+
+        Args:
+            enough: whether nothing more needs to be heard of a round that is lost.
+        """
+        first, self._spare = order(self.channel, self.round.started)
+        self._call(first)
+        for reply in self.channel.replies():
+            self._count(reply)
+            self.verdict = judge(self.round, self.votes, now(), self.verdict.target)
+            if self.verdict.state == "won" or (self.verdict.state == "lost" and enough(self)):
+                break
+            if self._lift and self.verdict.target:
+                self._lift_laggards(self._lift)
+            if self._spare and self._hopes() < majority(self.round.nodes):
+                self._call(self._spare)
+                self._spare = ()
+        return self.verdict
+
+    def unseen(self) -> dict[int, int]:
+        """The servers that were asked but not heard, with the connection's serial number."""
+        return {
+            number: link.serial
+            for number, link in self.channel.asked.items()
+            if isinstance(self.said.get(number, _NOTHING), Silence)
+        }
+
+    def _call(self, numbers: Sequence[int]) -> None:
+        self._to_hear += len(numbers)
+        for number in numbers:
+            self.channel.send(number, self._ask(number))
+
+    def _count(self, reply: Reply) -> None:
+        if reply.tag == "lift":
+            self._count_lifted(reply)
+            return
+        self._to_hear -= 1
+        answer = self.said[reply.node] = reply.value
+        if not isinstance(answer, str):
+            self.channel.nodes[reply.node].recover()
+            self.votes[reply.node] = self._read(answer)
+            return
+        self.votes[reply.node] = Vote("failed")
+        if isinstance(answer, ErrorReply) and answer.code in _UNFIT:
+            self.channel.dismiss(reply.node, answer)
+
+    def _hopes(self) -> int:
+        return self._to_hear + sum(vote.says == "yes" for vote in self.votes.values())
+
+    def _lift_laggards(self, lift: Callable[[int], bytes]) -> None:
+        command = lift(self.verdict.target)
+        for number in behind(self.votes, self.verdict.target):
+            if number not in self._lifting:
+                self._lifting.add(number)
+                self.channel.send(number, command, tags=("lift",))
+
+    def _count_lifted(self, reply: Reply) -> None:
+        if reply.value == 1:
+            self.votes[reply.node] = Vote("yes", self.verdict.target)
+        else:
+            self.votes[reply.node] = Vote("failed")

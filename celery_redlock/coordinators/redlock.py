@@ -1,0 +1,219 @@
+"""One Redis, or a quorum of independent ones (Redlock): locks, and fencing tokens on demand.
+
+Works on Redis 6.0 and newer and on Valkey, through redis-py, which makes the connections; what
+goes over them is this package's own.  Never retries, sleeps or starts a thread.
+
+The smallest rights that an ACL user needs, where ``app`` is the prefix of the names::
+
+    user locks on >secret resetkeys ~app:* resetchannels -@all
+         +evalsha +script|load +get +set +del +exists +pttl +pexpire +time
+         +info +config|get +delifeq +delex
+
+``delifeq`` and ``delex`` only save time where the server has them (leave out the one that it
+doesn't know).  ``config|get`` is needed for fencing tokens; without it a server counts as not
+durable.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from celery_redlock.clock import now
+from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
+from celery_redlock.coordinators.redis_acquire import Acquisition
+from celery_redlock.coordinators.redis_channel import Channel, Channels, Greeter
+from celery_redlock.coordinators.redis_commands import LOAD_SCRIPTS, Kind, Names
+from celery_redlock.coordinators.redis_fitness import Fitness
+from celery_redlock.coordinators.redis_keep import extend, release
+from celery_redlock.coordinators.redis_look import inspect
+from celery_redlock.coordinators.redis_node import Node, greeting
+from celery_redlock.coordinators.redis_urls import node_from_client, node_from_url, refuse_bad_set
+from celery_redlock.coordinators.urls import CoordinatorSettings
+from celery_redlock.exceptions import CoordinatorUnavailable, ImproperlyConfigured
+from celery_redlock.quorum import Round
+
+__all__ = ["RedlockCoordinator", "from_urls"]
+
+
+class RedlockCoordinator:
+    """Locks on one Redis, or on a majority of an odd number of independent ones.
+
+    Args:
+        nodes: the servers, as :func:`from_urls` and :meth:`from_clients` make them.
+        settings: what every coordinator of the application shares.
+        kind: ``"lock"`` for run locks, ``"queue"`` for queue locks, which are apart from them.
+
+    Raises:
+        ImproperlyConfigured: these servers can't make a quorum, or can't give fencing tokens.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], settings: CoordinatorSettings, kind: Kind = "lock"
+    ) -> None:
+        """Connect to nothing yet."""
+        refuse_bad_set([node.shown for node in nodes])
+        if settings.fenced:
+            raise ImproperlyConfigured("Redlock gives no fencing tokens yet")
+        self.capabilities = _capabilities(len(nodes), settings)
+        self._nodes = tuple(nodes)
+        self._settings = settings
+        self._names = Names(settings.prefix, kind)
+        # A forgotten queue lock costs a double run that the run lock still prevents.
+        rest = settings.max_ttl if kind == "lock" else 0.0
+        fitness = Fitness(self._nodes, fenced=settings.fenced, rest=rest)
+        hello = greeting(self._names.epoch, self._names.probe, LOAD_SCRIPTS)
+        greeter = Greeter(hello, fitness.judge, LOAD_SCRIPTS)
+        self._channels = Channels(lambda: Channel(self._nodes, greeter))
+
+    @classmethod
+    def from_clients(
+        cls, clients: Sequence[Any], settings: CoordinatorSettings, kind: Kind = "lock"
+    ) -> RedlockCoordinator:
+        """A coordinator over the servers of ``redis.Redis`` objects.
+
+        Their kind of connection and their options are used, but not their connections, and
+        not their retries, timeouts and health checks.
+
+        Raises:
+            ImproperlyConfigured: as for the constructor, or this is no such object.
+        """
+        nodes = [node_from_client(client, settings.node_timeout) for client in clients]
+        return cls(nodes, settings, kind)
+
+    def acquire(self, key: str, owner: str, ttl: float, holder: Holder) -> Grant | Conflict:
+        """Ask for the lock once.
+
+        An attempt that ended without a grant has given its owner up: ask again with a new one.
+
+        Raises:
+            CoordinatorUnavailable: nobody can say.
+            ImproperlyConfigured: an argument is not allowed, or one server is listed twice.
+        """
+        self._refuse_bad_arguments(key, owner, ttl)
+        facts = json.dumps(holder.to_dict(), separators=(",", ":"))
+        attempt = Acquisition(self._names, key, owner, facts, self._settings.max_ttl)
+        with self._channel() as channel:
+            return attempt.run(channel, self._round(ttl))
+
+    def extend(self, grant: Grant, ttl: float) -> Grant | None:
+        """Prolong this exact grant; None if it is not ours any more.
+
+        Raises:
+            CoordinatorUnavailable: nobody can say; the old grant's deadline still stands.
+            ImproperlyConfigured: the ttl is not allowed.
+        """
+        self._refuse_bad_arguments(grant.key, grant.owner, ttl)
+        this = self._round(ttl, until=grant.valid_until)
+        if this.started >= this.until:
+            return None
+        with self._channel() as channel:
+            return extend(channel, self._names, grant, this, self._settings.max_ttl)
+
+    def release(self, grant: Grant) -> bool:
+        """Give this exact grant back; False if it was not ours any more.
+
+        Raises:
+            CoordinatorUnavailable: too few servers answered; worth repeating until the grant
+                has run out.
+        """
+        preferred = grant.record.channel if grant.record is not None else None
+        with self._channel(preferred) as channel:
+            return release(channel, self._names, grant)
+
+    def inspect(self, key: str) -> Held | None:
+        """Who holds the lock now; None if nobody does on a majority.
+
+        Raises:
+            CoordinatorUnavailable: nobody can say.
+        """
+        with self._channel() as channel:
+            return inspect(channel, self._names, key, now())
+
+    def check(self) -> list[Finding]:
+        """What an operator should know of these servers.  Never raises."""
+        return []
+
+    def close(self) -> None:
+        """Close the calling thread's connections; they are made again if need be."""
+        self._channels.close()
+
+    def _round(self, ttl: float, until: float = math.inf) -> Round:
+        return Round(len(self._nodes), now(), ttl, self._settings.drift, until=until)
+
+    @contextmanager
+    def _channel(self, preferred: Channel | None = None) -> Iterator[Channel]:
+        channel = self._channels.take(preferred)
+        try:
+            yield channel
+        except CoordinatorUnavailable:
+            self._channels.give(channel)
+            raise
+        except BaseException:
+            channel.close()  # interrupted: what it is in the middle of is not known
+            raise
+        self._channels.give(channel)
+
+    def _refuse_bad_arguments(self, key: str, owner: str, ttl: float) -> None:
+        shortest, longest = self.capabilities.min_ttl, self._settings.max_ttl
+        if not key:
+            raise ImproperlyConfigured("a lock needs a name, and got an empty one")
+        if not owner or any(letter.isspace() for letter in owner):
+            raise ImproperlyConfigured(f"an owner must be a text without blanks, not {owner!r}")
+        if not shortest < ttl <= longest:
+            raise ImproperlyConfigured(
+                f"ttl must be more than {shortest:.3g} s (the time that servers may take to "
+                f"answer, and the clock drift) and at most redlock_max_ttl = {longest:g} s, "
+                f"not {ttl:g} s"
+            )
+
+    def __repr__(self) -> str:
+        return f"<RedlockCoordinator {', '.join(node.shown for node in self._nodes)}>"
+
+
+def _capabilities(nodes: int, settings: CoordinatorSettings) -> Capabilities:
+    slowest = 2 * settings.node_timeout
+    min_ttl = (slowest + settings.drift.fixed) / (1 - settings.drift.share)
+    if nodes == 1:
+        return Capabilities(
+            name="one Redis",
+            fencing=False,
+            exclusion="lost at a failover",
+            survives_failover=False,
+            survives_restart=False,
+            min_ttl=min_ttl,
+            no_fencing_because=(
+                "one Redis forgets its locks and its counters at a failover; use an odd number "
+                "of at least 3 independent servers, or etcd, ZooKeeper or a database"
+            ),
+        )
+    return Capabilities(
+        name="Redlock",
+        fencing=settings.fenced,
+        exclusion="depends on timing",
+        survives_failover=True,
+        survives_restart=settings.fenced,
+        min_ttl=min_ttl,
+        no_fencing_because="" if settings.fenced else "it was not asked for fencing tokens",
+    )
+
+
+def from_urls(
+    urls: Sequence[str], settings: CoordinatorSettings, kind: Kind = "lock"
+) -> RedlockCoordinator:
+    """The coordinator over these servers; connects at its first use, not here.
+
+    Args:
+        urls: one, or an odd number of at least 3; see
+            :func:`~celery_redlock.coordinators.redis_urls.node_from_url` for their forms.
+        settings: what every coordinator of the application shares.
+        kind: ``"lock"`` for run locks, ``"queue"`` for queue locks.
+
+    Raises:
+        ImproperlyConfigured: these servers can't make a quorum, or can't give fencing tokens.
+    """
+    nodes = [node_from_url(url, settings.node_timeout) for url in urls]
+    return RedlockCoordinator(nodes, settings, kind)
