@@ -13,7 +13,7 @@ LOCK_NAME = "lock_name"
 TOKEN = "fencing_token"  # noqa: S105 -- a number that orders, no secret
 """The column with the highest token, a 64-bit integer."""
 
-_POSTGRES_UNDEFINED_TABLE = "42P01"
+_SQLSTATES = {"42P01", "42S02"}  # PostgreSQL's, and that of ODBC, which MySQL uses
 _MYSQL_NO_SUCH_TABLE = 1146
 
 
@@ -24,8 +24,7 @@ def is_missing_table(error: BaseException | None) -> bool:
         error: as the driver raised it (psycopg, asyncpg, pg8000, PyMySQL, mysqlclient,
             sqlite3 and their like); None: it isn't known.
     """
-    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    if code is not None:
-        return bool(code == _POSTGRES_UNDEFINED_TABLE)
-    arguments = getattr(error, "args", None) or ("",)
-    return arguments[0] == _MYSQL_NO_SUCH_TABLE or "no such table" in str(arguments[0])
+    said: tuple[object, ...] = getattr(error, "args", ()) or ("",)
+    if said[0] == _MYSQL_NO_SUCH_TABLE or "no such table" in str(said[0]):
+        return True
+    return (getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)) in _SQLSTATES
