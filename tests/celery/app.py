@@ -1,0 +1,21 @@
+"""The application under test: made anew for each test, and by each worker from its environment."""
+
+import json
+import os
+from typing import Any
+
+from celery import Celery
+
+CONFIG = "CELERY_REDLOCK_TESTS_CONFIG"  # the environment variable that carries it, as JSON
+
+
+def make_app(config: dict[str, Any]) -> Celery:
+    """An application with this configuration, whose task modules are imported."""
+    app = Celery("tests")
+    app.conf.update(config)
+    app.loader.import_default_modules()
+    return app
+
+
+if CONFIG in os.environ:  # in a worker: ``celery -A tests.celery.app worker``
+    app = make_app(json.loads(os.environ[CONFIG]))
