@@ -1,0 +1,1 @@
+"""Measures locks side by side on real local servers: ``python -m benchmarks``."""
