@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Conflict, Grant
 from celery_redlock.coordinators.redis_ballot import Ballot, Record
 from celery_redlock.coordinators.redis_channel import Channel
-from celery_redlock.coordinators.redis_commands import ACQUIRE, RELEASE, Names, milliseconds
+from celery_redlock.coordinators.redis_commands import ACQUIRE, RAISE, RELEASE, Names, milliseconds
 from celery_redlock.coordinators.redis_look import parse_value, say
 from celery_redlock.exceptions import CoordinatorUnavailable
+from celery_redlock.fencing import FencingToken
 from celery_redlock.quorum import Round, Vote, majority, objection, wait_for_majority
 
-__all__ = ["Acquisition"]
+__all__ = ["Acquisition", "Fence"]
+
+
+@dataclass(frozen=True)
+class Fence:
+    """What an acquire needs besides, to get a fencing token.
+
+    Attributes:
+        epoch: the marker of the set of servers.
+        floor: the servers are asked for a token of at least this, so that they agree.
+        life: seconds that a counter is kept after its last use.
+        saw: told the highest token of the lock that any answer named; 0 if none did.
+    """
+
+    epoch: str
+    floor: int
+    life: float
+    saw: Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -28,6 +48,7 @@ class Acquisition:
         owner: new for this attempt.
         holder: the holder as it is stored, JSON.
         longest: the longest ttl in seconds.
+        fence: what it takes to get a fencing token; None if none is wanted.
     """
 
     names: Names
@@ -35,6 +56,7 @@ class Acquisition:
     owner: str
     holder: str
     longest: float
+    fence: Fence | None = None
 
     def run(self, channel: Channel, this: Round) -> Grant | Conflict:
         """Ask, and undo what was taken if it wasn't enough.
@@ -44,22 +66,41 @@ class Acquisition:
         """
         channel.begin()
         command = self._command(this.ttl)
-        ballot = Ballot(channel, this, lambda _: command, read_acquire)
+        lift = partial(self._lift, self.fence) if self.fence else None
+        read = _read_fenced if self.fence else read_acquire
+        ballot = Ballot(channel, this, lambda _: command, read, lift)
         try:
             verdict = ballot.hold(_nothing_to_learn)
         except BaseException:
             self._undo_in_haste(channel)
             raise
+        if self.fence:
+            self.fence.saw(max(map(_token, ballot.said.values()), default=0))
         if verdict.state == "won":
-            exact = all(one[2] == 0 for one in ballot.said.values() if _granted(one))
+            exact = _exact(ballot, verdict.token)
             record = Record(self.holder, verdict.token, exact, ballot.unseen(), channel)
-            return Grant(self.key, self.owner, this.ttl, verdict.valid_until, None, record)
+            token = FencingToken(verdict.token, self.key) if self.fence else None
+            return Grant(self.key, self.owner, this.ttl, verdict.valid_until, token, record)
         return self._lose(ballot)
 
     def _command(self, ttl: float) -> bytes:
-        keys = self.names.lock(self.key), self.names.grave(self.key, self.owner)
+        keys: tuple[str, ...] = (
+            self.names.lock(self.key),
+            self.names.grave(self.key, self.owner),
+        )
         words = milliseconds(ttl), milliseconds(self.longest), self.holder
-        return ACQUIRE.call(keys, self.owner, *words)
+        fence = self.fence
+        if fence is None:
+            return ACQUIRE.call(keys, self.owner, *words)
+        names = self.names
+        keys += names.counter(self.key), names.highest, names.epoch, names.resting
+        life = milliseconds(fence.life)
+        return ACQUIRE.call(keys, self.owner, *words, fence.epoch, fence.floor, life)
+
+    def _lift(self, fence: Fence, token: int) -> bytes:
+        names = self.names
+        keys = names.lock(self.key), names.counter(self.key), names.highest, names.epoch
+        return RAISE.call(keys, self.owner, token, fence.epoch, milliseconds(fence.life))
 
     # Losing
 
@@ -138,6 +179,27 @@ def read_acquire(answer: Any) -> Vote:
     if answer[0] == 0:
         return Vote("no", owner=parse_value(answer[1]).owner, left=answer[2] / 1000)
     return Vote("failed")
+
+
+def _read_fenced(answer: Any) -> Vote:
+    vote = read_acquire(answer)
+    # Without a token it was taken by this owner before, when it didn't ask for one.
+    return vote if vote.says != "yes" or vote.token else Vote("failed")
+
+
+def _token(answer: Any) -> int:
+    if not isinstance(answer, list):
+        return 0
+    return int(answer[1]) if answer[0] == 1 else answer[0] == 0 and parse_value(answer[1]).token
+
+
+def _exact(ballot: Ballot, token: int) -> frozenset[int]:
+    """The servers that are known to store exactly what the grant's record says."""
+    return frozenset(
+        number
+        for number, answer in ballot.said.items()
+        if _granted(answer) and answer[2] == 0 and int(answer[1]) == token
+    )
 
 
 def _granted(answer: Any) -> bool:

@@ -29,7 +29,7 @@ class Record:
     Attributes:
         holder: the holder as it is stored, JSON.
         token: the fencing token; 0 if there is none.
-        exact: whether every server that holds the lock stores the same value for it.
+        exact: the servers that are known to store exactly :meth:`value`, by number.
         unseen: the servers whose answer to a request that may have taken the lock was not
             seen, by number, each with the serial number of the connection that it went over.
         channel: the channel that all of it went over.
@@ -37,7 +37,7 @@ class Record:
 
     holder: str
     token: int = 0
-    exact: bool = True
+    exact: frozenset[int] = frozenset()
     unseen: Mapping[int, int] = field(default_factory=dict)
     channel: Channel | None = None
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from celery_redlock.coordinators.redis_wire import pack
 
-__all__ = ["ACQUIRE", "EXTEND", "HEAL", "LOAD_SCRIPTS", "RAISE", "RELEASE", "SCRIPTS"]
+__all__ = ["ACQUIRE", "EXTEND", "HEAL", "LOAD_SCRIPTS", "MARK", "RAISE", "RELEASE", "SCRIPTS"]
 __all__ += ["Kind", "Names", "Script", "milliseconds"]
 
 Kind = Literal["lock", "queue"]
@@ -36,8 +36,8 @@ class Script:
 
 
 ACQUIRE, RAISE, RELEASE = Script("acquire"), Script("raise"), Script("release")
-EXTEND, HEAL = Script("extend"), Script("heal")
-SCRIPTS = (ACQUIRE, RAISE, RELEASE, EXTEND, HEAL)
+EXTEND, HEAL, MARK = Script("extend"), Script("heal"), Script("mark")
+SCRIPTS = (ACQUIRE, RAISE, RELEASE, EXTEND, HEAL, MARK)
 LOAD_SCRIPTS = [pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS]
 
 

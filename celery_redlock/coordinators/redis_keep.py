@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Grant
@@ -15,11 +15,25 @@ from celery_redlock.coordinators.redis_wire import pack
 from celery_redlock.exceptions import CoordinatorUnavailable
 from celery_redlock.quorum import Round, Vote, majority
 
-__all__ = ["extend", "release"]
+__all__ = ["Keeping", "extend", "release"]
+
+
+class Keeping(NamedTuple):
+    """What an extend needs of the coordinator.
+
+    Attributes:
+        longest: the longest ttl in seconds.
+        epoch: the marker of the set of servers; ``""`` where it gives no fencing tokens.
+        counter_life: seconds that a counter of fencing tokens is kept after its last use.
+    """
+
+    longest: float
+    epoch: str = ""
+    counter_life: float = 0.0
 
 
 def extend(
-    channel: Channel, names: Names, grant: Grant, this: Round, longest: float
+    channel: Channel, names: Names, grant: Grant, this: Round, keeping: Keeping
 ) -> Grant | None:
     """Prolong a grant; None if it isn't ours any more.
 
@@ -28,7 +42,9 @@ def extend(
     """
     channel.begin()
     record: Record | None = grant.record
-    ballot = Ballot(channel, this, _prolonging(channel, names, grant, this.ttl, longest), _read)
+    ballot = Ballot(
+        channel, this, _prolonging(channel, names, grant, this.ttl, keeping.longest), _read
+    )
     verdict = ballot.hold(_refused)
     if verdict.state != "won":
         if _refused(ballot) or now() >= this.until:
@@ -36,13 +52,13 @@ def extend(
         raise CoordinatorUnavailable(
             f"lock {grant.key!r}: {majority(this.nodes)} of {this.nodes} lock servers must renew it",
             {
-                node.shown: _say(ballot.said.get(number), node.trouble)
+                node.shown: _say(ballot.said.get(number, Silence(f"left out: {node.trouble}")))
                 for number, node in enumerate(channel.nodes)
             },
         )
     if record is not None:
         unseen = _still_unseen(channel, record.unseen, ballot)
-        unseen.update(_heal(channel, names, grant, ballot, longest))
+        unseen.update(_heal(channel, names, grant, ballot, keeping))
         record = replace(record, unseen=unseen)
     return replace(grant, ttl=this.ttl, valid_until=verdict.valid_until, record=record)
 
@@ -53,14 +69,14 @@ def _prolonging(
     name, life = names.lock(grant.key), milliseconds(ttl)
     script = EXTEND.call((name,), grant.owner, life, milliseconds(longest))
     record: Record | None = grant.record
-    native = script
-    if record is not None and record.exact:
-        value = record.value(grant.owner)
-        native = pack("SET", name, value, "IFEQ", value, "PX", life)
+    if record is None or not record.exact:
+        return lambda _: script
+    exact, value = record.exact, record.value(grant.owner)
+    native = pack("SET", name, value, "IFEQ", value, "PX", life)
 
     def ask(number: int) -> bytes:
         facts = channel.nodes[number].facts
-        return native if facts is not None and facts.extends else script
+        return native if number in exact and facts is not None and facts.extends else script
 
     return ask
 
@@ -76,11 +92,9 @@ def _refused(ballot: Ballot) -> bool:
     return against >= majority(ballot.round.nodes)
 
 
-def _say(answer: Any, trouble: str) -> str:
+def _say(answer: Any) -> str:
     if isinstance(answer, str):
         return answer
-    if answer is None:
-        return f"left out, after: {trouble}" if trouble else "not ours"
     return "renewed" if answer in (1, b"OK") else "not ours"
 
 
@@ -96,21 +110,22 @@ def _still_unseen(channel: Channel, unseen: Mapping[int, int], ballot: Ballot) -
 
 
 def _heal(
-    channel: Channel,
-    names: Names,
-    grant: Grant,
-    ballot: Ballot,
-    longest: float,
+    channel: Channel, names: Names, grant: Grant, ballot: Ballot, keeping: Keeping
 ) -> dict[int, int]:
     """Put the lock back where it is missing; nobody waits for that, and it is no vote."""
     healed: dict[int, int] = {}
     record: Record | None = grant.record
     if record is None:
         return healed
-    keys = names.lock(grant.key), names.grave(grant.key, grant.owner)
+    keys: tuple[str, ...] = names.lock(grant.key), names.grave(grant.key, grant.owner)
     life = milliseconds(ballot.verdict.valid_until - now())
     value = record.value(grant.owner)
-    command = HEAL.call(keys, grant.owner, life, milliseconds(longest), value)
+    words = life, milliseconds(keeping.longest), value
+    command = HEAL.call(keys, grant.owner, *words)
+    if record.token:
+        keys += names.counter(grant.key), names.highest, names.epoch
+        fence = keeping.epoch, record.token, milliseconds(keeping.counter_life)
+        command = HEAL.call(keys, grant.owner, *words, *fence)
     for number, vote in ballot.votes.items():
         link = channel.links[number]
         missing = vote.says == "no" and not vote.owner
@@ -132,6 +147,7 @@ def release(channel: Channel, names: Names, grant: Grant) -> bool:
     for number in first:
         channel.send(number, giving.command(number))
     for number in spare:
+        channel.post(number, giving.command(number))
         giving.owe(number)
     yes = no = 0
     need = majority(len(channel.nodes))
@@ -178,7 +194,7 @@ class _Giving:
         if serial is not None:
             return self._plain if link is not None and link.serial == serial else self._buried
         facts = self._channel.nodes[number].facts
-        if link is None or facts is None or not facts.release or not record.exact:
+        if link is None or facts is None or not facts.release or number not in record.exact:
             return self._plain
         value = record.value(self._grant.owner)
         words = ("IFEQ", value) if facts.release == ("DELEX",) else (value,)

@@ -27,16 +27,20 @@ from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Gr
 from celery_redlock.coordinators.redis_acquire import Acquisition
 from celery_redlock.coordinators.redis_channel import Channel, Channels, Greeter
 from celery_redlock.coordinators.redis_commands import LOAD_SCRIPTS, Kind, Names
+from celery_redlock.coordinators.redis_epoch import admit
 from celery_redlock.coordinators.redis_fitness import Fitness
-from celery_redlock.coordinators.redis_keep import extend, release
+from celery_redlock.coordinators.redis_keep import Keeping, extend, release
 from celery_redlock.coordinators.redis_look import inspect
 from celery_redlock.coordinators.redis_node import Node, greeting
+from celery_redlock.coordinators.redis_tokens import Tokens
 from celery_redlock.coordinators.redis_urls import node_from_client, node_from_url, refuse_bad_set
 from celery_redlock.coordinators.urls import CoordinatorSettings
 from celery_redlock.exceptions import CoordinatorUnavailable, ImproperlyConfigured
 from celery_redlock.quorum import Round
 
 __all__ = ["RedlockCoordinator", "from_urls"]
+
+_COUNTER_LIFE = 3600.0  # seconds that a counter of tokens is kept; the node's highest stays
 
 
 class RedlockCoordinator:
@@ -56,9 +60,9 @@ class RedlockCoordinator:
     ) -> None:
         """Connect to nothing yet."""
         refuse_bad_set([node.shown for node in nodes])
-        if settings.fenced:
-            raise ImproperlyConfigured("Redlock gives no fencing tokens yet")
         self.capabilities = _capabilities(len(nodes), settings)
+        if settings.fenced:
+            _refuse_unfenceable(nodes, self.capabilities)
         self._nodes = tuple(nodes)
         self._settings = settings
         self._names = Names(settings.prefix, kind)
@@ -68,6 +72,7 @@ class RedlockCoordinator:
         hello = greeting(self._names.epoch, self._names.probe, LOAD_SCRIPTS)
         greeter = Greeter(hello, fitness.judge, LOAD_SCRIPTS)
         self._channels = Channels(lambda: Channel(self._nodes, greeter))
+        self._tokens = Tokens(max(_COUNTER_LIFE, 2 * settings.max_ttl)) if settings.fenced else None
 
     @classmethod
     def from_clients(
@@ -97,7 +102,9 @@ class RedlockCoordinator:
         facts = json.dumps(holder.to_dict(), separators=(",", ":"))
         attempt = Acquisition(self._names, key, owner, facts, self._settings.max_ttl)
         with self._channel() as channel:
-            return attempt.run(channel, self._round(ttl))
+            if self._tokens is None:
+                return attempt.run(channel, self._round(ttl))
+            return self._tokens.acquire(channel, attempt, lambda: self._round(ttl))
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
         """Prolong this exact grant; None if it is not ours any more.
@@ -111,7 +118,7 @@ class RedlockCoordinator:
         if this.started >= this.until:
             return None
         with self._channel() as channel:
-            return extend(channel, self._names, grant, this, self._settings.max_ttl)
+            return extend(channel, self._names, grant, this, self._keeping())
 
     def release(self, grant: Grant) -> bool:
         """Give this exact grant back; False if it was not ours any more.
@@ -141,8 +148,33 @@ class RedlockCoordinator:
         """Close the calling thread's connections; they are made again if need be."""
         self._channels.close()
 
+    def admit(self) -> dict[str, str]:
+        """Make these servers one set again, after some were replaced, emptied or added.
+
+        Only for fencing tokens; see :func:`~celery_redlock.coordinators.redis_epoch.admit` for
+        what is done.  To replace a server: start the new one, durable and empty, put its url in
+        the place of the old one's in every process's configuration, and run this once.
+
+        Returns:
+            what each server was made, by its address.
+
+        Raises:
+            CoordinatorUnavailable: too few of the former servers answered.
+            ImproperlyConfigured: this coordinator gives no fencing tokens.
+        """
+        if self._tokens is None:
+            raise ImproperlyConfigured("only servers that give fencing tokens need admission")
+        self._tokens.forget_epoch()
+        with self._channel() as channel:
+            return admit(channel, self._names, self._settings.max_ttl)
+
+    def _keeping(self) -> Keeping:
+        tokens, longest = self._tokens, self._settings.max_ttl
+        return Keeping(longest, tokens.epoch, tokens.life) if tokens else Keeping(longest)
+
     def _round(self, ttl: float, until: float = math.inf) -> Round:
-        return Round(len(self._nodes), now(), ttl, self._settings.drift, until=until)
+        fenced, drift = self._tokens is not None and until == math.inf, self._settings.drift
+        return Round(len(self._nodes), now(), ttl, drift, fenced, until)
 
     @contextmanager
     def _channel(self, preferred: Channel | None = None) -> Iterator[Channel]:
@@ -172,6 +204,19 @@ class RedlockCoordinator:
 
     def __repr__(self) -> str:
         return f"<RedlockCoordinator {', '.join(node.shown for node in self._nodes)}>"
+
+
+def _refuse_unfenceable(nodes: Sequence[Node], capabilities: Capabilities) -> None:
+    if len(nodes) == 1:
+        raise ImproperlyConfigured(
+            f"{nodes[0].shown} can't give fencing tokens: {capabilities.no_fencing_because}"
+        )
+    for node in nodes:
+        if node.locate is not None:
+            raise ImproperlyConfigured(
+                f"{node.shown} can't give fencing tokens: a failover forgets the newest of them; "
+                "name each server's own url"
+            )
 
 
 def _capabilities(nodes: int, settings: CoordinatorSettings) -> Capabilities:

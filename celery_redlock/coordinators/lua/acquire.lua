@@ -12,7 +12,7 @@
 --   {-3, left ms}           the node does not vote yet
 local owner, ttl, longest, holder = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local fenced = #KEYS > 2
-local floor, life = 0, 0
+local floor, life, base = 0, 0, 0
 if not (owner and owner ~= '' and ttl and longest and ttl >= 1 and ttl <= longest and holder) then
   return redis.error_reply('ERR celery_redlock: bad arguments for acquire')
 end
@@ -23,6 +23,7 @@ if fenced then
   end
   local marker = redis.call('GET', KEYS[5])
   if marker ~= ARGV[5] then return {-2, marker or ''} end
+  base = tonumber(string.match(marker, '(%d+)$')) -- no token of an earlier epoch is above it
   local resting = redis.call('PTTL', KEYS[6])
   if resting > 0 then return {-3, resting} end
 end
@@ -45,7 +46,7 @@ if redis.call('EXISTS', KEYS[2]) == 1 then return {-1} end
 local token = '0'
 if fenced then
   local highest = tonumber(redis.call('GET', KEYS[4]) or '0')
-  local next = tonumber(redis.call('GET', KEYS[3]) or highest) + 1
+  local next = math.max(tonumber(redis.call('GET', KEYS[3]) or highest), base) + 1
   local time = redis.call('TIME')
   if floor <= (tonumber(time[1]) + 3600) * 1000000 and floor > next then next = floor end
   if next >= 9007199254740992 then -- 2^53: from here on Lua's numbers skip some
