@@ -1,0 +1,58 @@
+"""A value that each process makes for itself at first use.  Shares nothing over a fork."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from celery_redlock.native import get_ident
+
+__all__ = ["PerProcess"]
+
+T = TypeVar("T")
+
+
+class PerProcess(Generic[T]):
+    """A value with connections in it, which must not be used by another process.
+
+    Under gevent each operating system thread gets a value of its own as well, because a
+    connection belongs to the hub of the thread that opened it.
+
+    Args:
+        make: makes the value.  It must not connect or wait: of two threads that come first at
+            the same time both call it, and one of the results is dropped.
+        close: lets go of a value's connections.
+    """
+
+    def __init__(self, make: Callable[[], T], close: Callable[[T], None]) -> None:
+        """Start without a value."""
+        self._make = make
+        self._close = close
+        self._values: dict[tuple[int, int], T] = {}
+
+    def get(self) -> T:
+        """The value of the calling process."""
+        mine = (os.getpid(), _hub())
+        value = self._values.get(mine)
+        if value is None:
+            # A parent's value stays in the table of its child: what closes a connection when
+            # it is collected must not do so in the wrong process.
+            value = self._values.setdefault(mine, self._make())
+        return value
+
+    def close(self) -> None:
+        """Close what this process has made; the next :meth:`get` makes a new value."""
+        pid = os.getpid()
+        for mark in [mark for mark in list(self._values) if mark[0] == pid]:
+            value = self._values.pop(mark, None)
+            if value is not None:
+                self._close(value)
+
+
+def _hub() -> int:
+    """What distinguishes the threads that must not share connections."""
+    monkey = sys.modules.get("gevent.monkey")
+    patched = monkey is not None and monkey.is_module_patched("socket")
+    return get_ident() if patched else 0
