@@ -7,7 +7,7 @@ from django.apps import AppConfig
 __all__ = ["FenceConfig"]
 
 
-class FenceConfig(AppConfig):  # type: ignore[misc]
+class FenceConfig(AppConfig):
     """The app that brings the table of fences."""
 
     name = "celery_redlock.guards.django"

@@ -12,7 +12,7 @@ from celery_redlock.guards.fence_row import LOCK_NAME, TABLE, TOKEN
 __all__ = ["Fence", "LockNameField"]
 
 
-class LockNameField(models.CharField):  # type: ignore[misc]
+class LockNameField(models.CharField):
     """Text that is compared byte by byte: MySQL's text ignores case and trailing blanks."""
 
     def db_type(self, connection: Any) -> str | None:
@@ -34,7 +34,7 @@ class LockNameField(models.CharField):  # type: ignore[misc]
         return value
 
 
-class Fence(models.Model):  # type: ignore[misc]
+class Fence(models.Model):
     """The highest fencing token that has claimed a lock's data.
 
     Rows must outlive every holder of the lock: one that is deleted, or restored from an older

@@ -9,7 +9,7 @@ from django.db import migrations, models
 from celery_redlock.guards.django.models import LockNameField
 
 
-class Migration(migrations.Migration):  # type: ignore[misc]
+class Migration(migrations.Migration):
     """The table ``redlock_fence``."""
 
     initial = True
