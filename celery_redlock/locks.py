@@ -116,7 +116,7 @@ class Locks:
         self._plans = {mark: plan for mark, plan in self._plans.items() if mark[0] != task_name}
 
     def _make_plan(self, task: Any, queue: str | None, call: Mapping[str, Any]) -> Plan:
-        cls = type(task)
+        cls = task.__class__  # not type(): a shared task is a proxy
         options = LockOptions.layered(
             Level("the call", call, "lock['{}']"),
             task_level(cls),
@@ -155,6 +155,11 @@ class Locks:
                 f"coordinator ({coordinator.capabilities.name}) needs"
             )
         return coordinator
+
+    def close(self) -> None:
+        """Let go of the calling thread's connections; they are made again if need be."""
+        for coordinator in self._coordinators.values():
+            coordinator.close()
 
     def holder(self, **facts: Any) -> Holder:
         """Readable facts about a holder in this process."""

@@ -103,4 +103,4 @@ def _gate(name: str) -> str:
 
 @functools.cache
 def _client(url: str) -> redis.Redis:
-    return redis.Redis.from_url(url)
+    return redis.Redis.from_url(url, socket_timeout=None)  # a gate is waited for longer than that
