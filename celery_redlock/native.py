@@ -10,10 +10,10 @@ and never wait in a greenlet for longer than the hub may stand still.
 
 from __future__ import annotations
 
+import _thread as _plain
 import sys
 from collections import deque
 from collections.abc import Callable
-from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -30,7 +30,7 @@ def _original(name: str) -> Any:
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
         return getattr(patcher.original("_thread"), name)
-    return getattr(import_module("_thread"), name)
+    return getattr(_plain, name)  # no import here: an interrupted one may keep its lock
 
 
 def get_ident() -> int:
