@@ -26,6 +26,7 @@ from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
 from celery_redlock.coordinators.redis_acquire import Acquisition
 from celery_redlock.coordinators.redis_channel import Channel, Channels, Greeter
+from celery_redlock.coordinators.redis_check import check_servers
 from celery_redlock.coordinators.redis_commands import LOAD_SCRIPTS, Kind, Names
 from celery_redlock.coordinators.redis_epoch import admit
 from celery_redlock.coordinators.redis_fitness import Fitness
@@ -142,7 +143,13 @@ class RedlockCoordinator:
 
     def check(self) -> list[Finding]:
         """What an operator should know of these servers.  Never raises."""
-        return []
+        return check_servers(
+            self._nodes,
+            self._names,
+            fenced=self._settings.fenced,
+            timeout=self._settings.node_timeout,
+            rest=self._settings.max_ttl,
+        )
 
     def close(self) -> None:
         """Close the calling thread's connections; they are made again if need be."""
