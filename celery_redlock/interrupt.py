@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from celery_redlock.exceptions import LockLost, LockLostInterrupt
-from celery_redlock.main_thread import in_main_thread
+from celery_redlock.main_thread import handler_of, in_main_thread
 from celery_redlock.places import Place, enclosing, place_here
 
 __all__ = ["Interruptible", "shielded"]
@@ -142,7 +142,7 @@ class _SoftLimit:
         """Put it off until :meth:`allow`; False where there is none to put off."""
         if self.number is None or not in_main_thread():
             return False
-        handler = signal.getsignal(self.number)
+        handler = handler_of(self.number)
         if handler != self._on_signal:
             if not callable(handler):
                 return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
@@ -18,10 +19,23 @@ from typing import Any
 from celery_redlock.clock import now
 from celery_redlock.native import get_ident
 
-__all__ = ["SIGNAL", "in_main_thread", "is_main_thread", "send_signal", "when_signalled"]
+__all__ = [
+    "SIGNAL",
+    "handler_of",
+    "in_main_thread",
+    "is_main_thread",
+    "send_signal",
+    "when_signalled",
+]
 
 SIGNAL: int | None = getattr(signal, "SIGUSR2", None)
 """The signal's number; None where the system has no such signal."""
+
+# The function in C: its wrapper looks every handler up in an enum, which costs ten times more.
+handler_of: Callable[[int], Any] = getattr(
+    sys.modules.get("_signal"), "getsignal", signal.getsignal
+)
+"""The handler of a signal, as a callable; anything else means that there is none in Python."""
 
 # A signal may come late, when the body that it was for has ended.
 LATE = 1.0
@@ -74,7 +88,7 @@ def in_main_thread() -> bool:
     ident = get_ident()
     if SIGNAL is None or ident in _threads.others:
         return False
-    if ident == _threads.main and signal.getsignal(SIGNAL) is _on_signal:
+    if ident == _threads.main and handler_of(SIGNAL) is _on_signal:
         return True
     try:
         previous = signal.signal(SIGNAL, _on_signal)
