@@ -93,7 +93,9 @@ class Session:
         self.hold: Hold | None = None
         self._given_back = False
 
-    def take(self, wait: float, stop_body: Callable[[Lease], None] | None = None) -> Conflict | None:
+    def take(
+        self, wait: float, stop_body: Callable[[Lease], None] | None = None
+    ) -> Conflict | None:
         """Take all the locks, waiting up to ``wait`` seconds for them; None once they are held.
 
         A split vote, where perhaps nobody holds the lock, is decided by asking again a few
@@ -116,9 +118,7 @@ class Session:
                 return conflict
             time.sleep(pause)
 
-    def _try(
-        self, waited: float, stop_body: Callable[[Lease], None] | None
-    ) -> Conflict | None:
+    def _try(self, waited: float, stop_body: Callable[[Lease], None] | None) -> Conflict | None:
         claimant = self.claimant
         with shielded():
             outcome = _acquire_all(claimant)

@@ -168,9 +168,7 @@ class Locks:
         )
 
     @contextmanager
-    def lock(
-        self, key: str | Sequence[str], *, task: str = "", **options: Any
-    ) -> Iterator[Lease]:
+    def lock(self, key: str | Sequence[str], *, task: str = "", **options: Any) -> Iterator[Lease]:
         """Hold a lock for the time of a ``with`` block, outside of any task.
 
         Leaving the block never raises because of the lock: look at ``lease.lost``, or call

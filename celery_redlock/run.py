@@ -203,7 +203,9 @@ def _unavailable(attempt: Attempt, exc: CoordinatorUnavailable) -> Any:
     policy = attempt.plan.options.on_unavailable
     attempt.claimant.tell(events.Unavailable, policy=policy, error=str(exc))
     if policy == "run":
-        logger.warning("%s RUNS WITHOUT ITS LOCK, as on_unavailable='run' says: %s", attempt.named, exc)
+        logger.warning(
+            "%s RUNS WITHOUT ITS LOCK, as on_unavailable='run' says: %s", attempt.named, exc
+        )
         return _call_body(attempt, None)
     if policy == "reschedule" and attempt.delivered:
         return reschedule(attempt, f"its lock can't be asked for: {exc}")
@@ -216,5 +218,3 @@ def _done_by_another_attempt(attempt: Attempt) -> bool:
         return False
     meta = attempt.task.backend.get_task_meta(attempt.request.id, cache=False)
     return bool(meta.get("status") == SUCCESS)
-
-

@@ -46,9 +46,7 @@ def reschedules(self, name):
     return _body(self, name)
 
 
-@shared_task(
-    base=LockedTask, bind=True, lock_on_conflict="reschedule", lock_give_up_after=1.5
-)
+@shared_task(base=LockedTask, bind=True, lock_on_conflict="reschedule", lock_give_up_after=1.5)
 def gives_up(self, name):
     """A second runner comes back later, but not for ever."""
     return _body(self, name)

@@ -51,9 +51,7 @@ def test_settings_under_djangos_namespace_are_read():
 
 def test_an_unknown_setting_under_djangos_namespace_is_refused():
     """A misspelt CELERY_REDLOCK_* is found as well."""
-    django = SimpleNamespace(
-        CELERY_REDLOCK_COORDINATORS={"default": URLS}, CELERY_REDLOCK_TLL=12
-    )
+    django = SimpleNamespace(CELERY_REDLOCK_COORDINATORS={"default": URLS}, CELERY_REDLOCK_TLL=12)
     app = Celery("shop", set_as_current=False)
     app.config_from_object(django, namespace="CELERY")
     with pytest.raises(ImproperlyConfigured, match="(?i)redlock_tll.*did you mean redlock_ttl"):

@@ -148,7 +148,9 @@ def test_owner_and_key_are_announced_before_the_acquire():
             order.append(("acquire", key, owner))
             return super().acquire(key, owner, ttl, holder)
 
-    session, _ = session_on(Noting(), announce=lambda key, owner: order.append(("told", key, owner)))
+    session, _ = session_on(
+        Noting(), announce=lambda key, owner: order.append(("told", key, owner))
+    )
     session.take(0)
     session.give_back()
     assert [what for what, *_ in order] == ["told", "acquire"]

@@ -136,7 +136,9 @@ def test_the_fencing_token_reaches_the_body(app, bind, mode):
 
     if bind:
 
-        @app.task(shared=False, base=LockedTask, bind=True, lock_key="acc:{account}", lock_mode=mode)
+        @app.task(
+            shared=False, base=LockedTask, bind=True, lock_key="acc:{account}", lock_mode=mode
+        )
         def pay(self, account, *, fencing_token):
             assert self.name == pay.name
             return fencing_token, current_lease().fencing_token
