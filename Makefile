@@ -41,6 +41,7 @@ bench: $(VENV)/.with-test  ## Measure; ARGS="--help" shows what can be chosen
 .PHONY: docs
 docs: $(VENV)/.with-docs  ## Build the documentation into docs/_build/html
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@$(BIN)/python -m sphinx -W --keep-going -q -b doctest docs docs/_build/doctest
 	@echo "open docs/_build/html/index.html"
 
 .PHONY: clean

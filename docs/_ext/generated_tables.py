@@ -36,17 +36,15 @@ _COORDINATORS: tuple[tuple[tuple[str, ...], bool], ...] = (
 _SETTINGS = {
     "coordinators": (
         "required",
-        "a dict from names to one url, or to the urls of all nodes of a Redlock; `default` is "
-        "used where no other is named",
+        "a dict from names to one url, or to the urls of all nodes of a Redlock",
     ),
     "queues": ("`{}`", "a dict from names of queues, or globs, to the options that hold there"),
     "tasks": ("`{}`", "a dict from globs of task names to options, for tasks of other packages"),
     "prefix": ("the application's name", "starts every name in the lock servers"),
     "node_timeout": ("`0.05`", "seconds that one lock server may take to answer"),
     "clock_drift": (
-        "`0.01`",
-        "the share of a ttl that is not trusted, or a pair (share, seconds); the seconds are "
-        "0.002 unless given",
+        "`(0.01, 0.002)`",
+        "the share of a ttl that is not trusted, or a pair (share, seconds) of it",
     ),
     "max_ttl": ("`300`", "the longest ttl in seconds that is ever asked for"),
     "beat_scheduler": (
@@ -55,8 +53,7 @@ _SETTINGS = {
     ),
     "visibility_heartbeat": (
         "`True`",
-        "whether a running task's message is kept from being delivered a second time (Redis "
-        "broker)",
+        "whether a Redis broker is kept from delivering a running task a second time",
     ),
 }
 
@@ -120,10 +117,10 @@ def guarantees() -> Iterator[str]:
         "shortest ttl (s)",
         "correctness mode",
     )
-    return table(heads, [_guarantee(urls, fenced) for urls, fenced in _COORDINATORS])
+    return table(heads, [_guarantee(urls, fenced=fenced) for urls, fenced in _COORDINATORS])
 
 
-def _guarantee(urls: tuple[str, ...], fenced: bool) -> tuple[str, ...]:
+def _guarantee(urls: tuple[str, ...], *, fenced: bool) -> tuple[str, ...]:
     kind: Capabilities = from_urls(urls, CoordinatorSettings(fenced=fenced)).capabilities
     name = kind.name
     if len(urls) > 1:

@@ -7,7 +7,7 @@ The text of a ``{timing}`` directive, one thing on each line::
       bar 2 12 held | lease of A       # from, to, kind, and a text in it
       tick 5 renewed                   # an instant with a text above the line
       cross 8 killed                   # an instant that went wrong
-    arrow worker A 2 -> server 1 3 set | what is said
+    arrow worker A 2 -> server 1 3 | what is said
 
 Kinds of bars: ``held`` (trusted), ``stored`` (kept by a server), ``busy`` (a body runs), ``idle``
 (paused, waiting), ``bad`` (must not be).
@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -26,7 +26,12 @@ from sphinx.util.docutils import SphinxDirective
 
 WIDTH, LEFT, RIGHT = 760, 128, 24
 TOP, LANE, BAR = 24, 62, 22
-_ARROW = re.compile(r"arrow (.+?) ([\d.]+) -> (.+?) ([\d.]+)(?: (lost))?(?: \| (.*))?")
+_SPACE = 'xmlns="http://www.w3.org/2000/svg"'
+_TIP = (
+    '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+    'orient="auto"><path d="M0 0L8 4L0 8z"/></marker>'
+)
+_ARROW = re.compile(r"arrow (.+?) ([\d.]+) -> (.+?) ([\d.]+)(?: \| (.*))?")
 _BAR = re.compile(r"bar ([\d.]+) ([\d.]+) (held|stored|busy|idle|bad)(?: \| (.*))?")
 _MARK = re.compile(r"(tick|cross) ([\d.]+)(?: (.*))?")
 
@@ -40,6 +45,16 @@ class Lane:
     marks: list[tuple[str, float, str]] = field(default_factory=list)
 
 
+class Arrow(NamedTuple):
+    """A message from one lane to another, and what it says."""
+
+    source: str
+    leaves: float
+    target: str
+    arrives: float
+    text: str
+
+
 @dataclass
 class Diagram:
     """A parsed diagram."""
@@ -47,7 +62,7 @@ class Diagram:
     start: float = 0.0
     end: float = 10.0
     lanes: list[Lane] = field(default_factory=list)
-    arrows: list[tuple[str, float, str, float, bool, str]] = field(default_factory=list)
+    arrows: list[Arrow] = field(default_factory=list)
 
     @classmethod
     def parse(cls, text: str) -> Diagram:
@@ -61,9 +76,9 @@ class Diagram:
             if not diagram._take(line):
                 raise ValueError(f"a line of a timing diagram is not understood: {line!r}")
         names = {lane.name for lane in diagram.lanes}
-        for source, _, target, *_rest in diagram.arrows:
-            if not {source, target} <= names:
-                raise ValueError(f"an arrow names a lane that isn't there: {source!r}, {target!r}")
+        for arrow in diagram.arrows:
+            if not {arrow.source, arrow.target} <= names:
+                raise ValueError(f"an arrow names a lane that isn't there: {arrow}")
         return diagram
 
     def _take(self, line: str) -> bool:
@@ -78,8 +93,8 @@ class Diagram:
         elif match := _MARK.fullmatch(line):
             self.lanes[-1].marks.append((match[1], float(match[2]), match[3] or ""))
         elif match := _ARROW.fullmatch(line):
-            source, leaves, target, arrives, lost, text = match.groups()
-            arrow = (source, float(leaves), target, float(arrives), bool(lost), text or "")
+            source, leaves, target, arrives, text = match.groups()
+            arrow = Arrow(source, float(leaves), target, float(arrives), text or "")
             self.arrows.append(arrow)
         else:
             return False
@@ -89,17 +104,16 @@ class Diagram:
         """The picture, with a title for those who can't see it."""
         height = TOP + LANE * len(self.lanes) + 8
         parts = [
-            f'<svg class="timing" viewBox="0 0 {WIDTH} {height}" role="img" '
-            f'xmlns="http://www.w3.org/2000/svg"><title>{escape(title)}</title>',
-            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-            'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>',
+            f'<svg class="timing" viewBox="0 0 {WIDTH} {height}" role="img" {_SPACE}>',
+            f"<title>{escape(title)}</title>",
+            f"<defs>{_TIP}</defs>",
         ]
         for number, lane in enumerate(self.lanes):
             # Arrows leave downwards as a rule, so the text of an instant stands above its line,
             # and below it where no further lane follows.
             label = 26 if number == len(self.lanes) - 1 else -18
             parts += self._lane(lane, self._y(number), label)
-        parts += [self._arrow(*arrow) for arrow in self.arrows]
+        parts += [self._arrow(arrow) for arrow in self.arrows]
         return "".join([*parts, "</svg>"])
 
     def _x(self, instant: float) -> float:
@@ -125,23 +139,18 @@ class Diagram:
             parts += _mark(kind, self._x(instant), y, y + label, text)
         return parts
 
-    def _arrow(
-        self, source: str, leaves: float, target: str, arrives: float, lost: bool, text: str
-    ) -> str:
+    def _arrow(self, arrow: Arrow) -> str:
         names = [lane.name for lane in self.lanes]
-        start, end = self._y(names.index(source)), self._y(names.index(target))
+        start, end = self._y(names.index(arrow.source)), self._y(names.index(arrow.target))
         down = 1 if end > start else -1
-        x1, y1 = self._x(leaves), start + down * BAR / 2
-        x2, y2 = self._x(arrives), end - down * BAR / 2
-        if lost:  # ends half-way
-            x2, y2 = (x1 + x2) / 2, (y1 + y2) / 2
+        x1, y1 = self._x(arrow.leaves), start + down * BAR / 2
+        x2, y2 = self._x(arrow.arrives), end - down * BAR / 2
         label = ""
-        if text:
+        if arrow.text:
             middle = f'x="{(x1 + x2) / 2 + 6:.1f}" y="{(y1 + y2) / 2 + 4:.1f}"'
-            label = f'<text class="said" {middle}>{escape(text)}</text>'
-        kind = "arrow lost" if lost else "arrow"
+            label = f'<text class="said" {middle}>{escape(arrow.text)}</text>'
         line = f'x1="{x1}" y1="{y1}" x2="{x2:.1f}" y2="{y2:.1f}"'
-        return f'<line class="{kind}" {line} marker-end="url(#tip)"/>{label}'
+        return f'<line class="arrow" {line} marker-end="url(#tip)"/>{label}'
 
 
 def _mark(kind: str, x: float, y: float, below: float, text: str) -> list[str]:
