@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from celery_redlock.exceptions import ImproperlyConfigured
+
+if TYPE_CHECKING:  # at run time only from Python 3.11 on
+    from typing_extensions import Self
 
 __all__ = ["FencingToken"]
 
@@ -28,7 +32,7 @@ class FencingToken(int):
 
     lock: str
 
-    def __new__(cls, value: int, lock: str) -> FencingToken:
+    def __new__(cls, value: int, lock: str) -> Self:
         """Make a token of lock ``lock``."""
         if not 1 <= value < 2**63:
             raise ImproperlyConfigured(

@@ -193,7 +193,8 @@ def _acquire_one(claimant: Claimant, key: str) -> Grant | Conflict:
 
 def _give_back(claimant: Claimant, grants: Sequence[Grant]) -> bool:
     """Give grants back; False if one of them was not ours any more."""
-    return all([_release(claimant, grant) for grant in grants])
+    ours = [_release(claimant, grant) for grant in grants]
+    return all(ours)
 
 
 def _release(claimant: Claimant, grant: Grant) -> bool:

@@ -31,6 +31,7 @@ from celery_redlock.skipped import Skipped
 __all__ = ["run_locked"]
 
 logger = logging.getLogger(__name__)
+PROTECTED = "_protected"  # Celery's mark of a request whose body runs already
 
 
 def run_locked(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -76,7 +77,7 @@ def run_locked(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _prepare(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt:
     request = task.request
-    entry = bool(request.id) and not request.called_directly and not request._protected
+    entry = bool(request.id) and not request.called_directly and not getattr(request, PROTECTED)
     header = header_of(request) if entry else {}
     locks = Locks.for_app(task.app)
     queue = _queue_of(task.app, request, header) if entry else None
@@ -91,7 +92,7 @@ def _prepare(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any
     names = plan.keys.names(args, kwargs)
     claimant = Claimant(plan.coordinator, names, plan.options, holder, locks.sink)
     if entry and getattr(body, "__func__", None) is Task.__call__:
-        request._protected = 1  # what Celery's own __call__ does before it runs the body
+        setattr(request, PROTECTED, 1)  # what Celery's own __call__ does before it runs the body
         body = task.run
     return Attempt(
         task, request, body, args, kwargs, entry and not request.is_eager, plan, claimant

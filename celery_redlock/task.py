@@ -27,7 +27,7 @@ __all__ = ["LockedTask"]
 logger = logging.getLogger(__name__)
 
 
-class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
+class LockedTask(Task):
     """A task whose body runs under a lock, by default keyed on its name and arguments.
 
     Use it as ``@app.task(base=LockedTask, lock_ttl=60)`` or derive a class from it.  Every
@@ -79,7 +79,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         """
         if self.name.startswith("celery."):
             return super().__call__(*args, **kwargs)
-        self._refuse_if_broken()
+        self.refuse_if_broken()
         return run_locked(self, super().__call__, args, kwargs)
 
     def apply_async(
@@ -138,12 +138,17 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     def _headers(
         self, headers: Mapping[str, Any] | None, lock: Any, args: Any, kwargs: Any
     ) -> dict[str, Any]:
-        self._refuse_if_broken()
+        self.refuse_if_broken()
         if lock is None:
             return with_header(headers)
         return with_header(headers, options=call_options(self, lock, args or (), kwargs or {}))
 
-    def _refuse_if_broken(self) -> None:
+    def refuse_if_broken(self) -> None:
+        """Return if the task's own options can be used.
+
+        Raises:
+            ImproperlyConfigured: they can't; the message says which and why.
+        """
         if self._lock_error:
             raise ImproperlyConfigured(self._lock_error)
 
@@ -218,9 +223,8 @@ def _refuse_to_start(sender: Any = None, **_: Any) -> None:
 
 
 def _problems(app: Any, task: LockedTask) -> list[str]:
-    if task._lock_error:
-        return [task._lock_error]
     try:
+        task.refuse_if_broken()
         route = app.amqp.router.route({}, task.name, (), {})
         queue = getattr(route.get("queue"), "name", None)
         Locks.for_app(app).plan(task, queue, None)

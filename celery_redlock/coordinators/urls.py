@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
@@ -50,7 +50,7 @@ class CoordinatorSettings:
 
     prefix: str = "celery_redlock"
     node_timeout: float = 0.05
-    drift: Drift = Drift()
+    drift: Drift = field(default_factory=Drift)
     max_ttl: float = 300.0
     fenced: bool = False
     kind: Kind = "lock"

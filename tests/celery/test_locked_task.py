@@ -261,7 +261,7 @@ BROKEN = [
 def test_a_worker_refuses_to_start_with_what_cannot_work(config, settings, message):
     """The worker ends with exit code 1 and one clear message, before it takes any task."""
     command = [sys.executable, "-m", "celery", "-A", "tests.celery.app", "worker", "-P", "solo"]
-    ended = subprocess.run(  # noqa: S603 - our own command
+    ended = subprocess.run(
         command,
         env={**os.environ, CONFIG: json.dumps({**config, **settings}), "PYTHONPATH": str(_ROOT)},
         capture_output=True,

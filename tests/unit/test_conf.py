@@ -103,7 +103,7 @@ PAIRS = [
 @pytest.mark.parametrize(("options", "settings", "message"), PAIRS)
 def test_options_that_do_not_fit_the_coordinator_are_refused(options, settings, message):
     """What can only be known with the settings at hand is refused at the first use."""
-    from celery_redlock import LockedTask  # noqa: PLC0415 - needs Celery, unlike the rest
+    from celery_redlock import LockedTask
 
     app = app_with(**settings)
 

@@ -1,5 +1,7 @@
 """The task base class without any server: eager mode, direct calls, options, refusals."""
 
+import pickle
+
 import pytest
 from celery import Celery, shared_task
 from celery.exceptions import Retry
@@ -43,6 +45,7 @@ def happened(app):
 
 
 def names(happened):
+    """The kinds of the events, in order."""
     return [type(event).__name__ for event in happened]
 
 
@@ -133,7 +136,6 @@ def test_a_task_that_calls_itself_keeps_its_lock(app):
 @pytest.mark.parametrize("mode", ["efficiency", "correctness"])
 def test_the_fencing_token_reaches_the_body(app, bind, mode):
     """The token is filled in, rises with each grant, and no caller needs to know of it."""
-
     if bind:
 
         @app.task(
@@ -376,11 +378,9 @@ def test_built_in_tasks_are_left_alone():
 
 def test_a_skipped_result_is_a_plain_dict():
     """Any result backend shows it as it is, and pickle brings it back."""
-    import pickle  # noqa: PLC0415
-
     skipped = Skipped("k", {"task": "t"})
     assert skipped == {"skipped": True, "key": "k", "holder": {"task": "t"}}
-    assert pickle.loads(pickle.dumps(skipped)) == skipped  # noqa: S301 - our own bytes
+    assert pickle.loads(pickle.dumps(skipped)) == skipped
 
 
 def test_a_skip_on_a_lost_store_is_refused(app):

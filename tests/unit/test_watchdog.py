@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from celery_redlock import events
+from celery_redlock import clock, events
 from celery_redlock.coordinators.base import Conflict, Grant, Holder
 from celery_redlock.exceptions import CoordinatorUnavailable
 from celery_redlock.lease import Lease
@@ -221,8 +221,6 @@ def test_the_thread_renews_by_itself():
             renewed.set()
 
     grant = coordinator.acquire("k", "mine", 0.6, Holder())
-    from celery_redlock import clock  # noqa: PLC0415 - the real clock, for this test only
-
     lease = Lease([grant], "efficiency", Holder(), clock.now)
     dog = Watchdog()
     hold = Hold(lease, coordinator, 0.6, 0.2, None, sink)
