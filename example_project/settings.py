@@ -13,6 +13,7 @@ _MEANINGS = {
     "SHOP_LOCKS": "urls of the lock servers with commas between them: 1, or an odd number",
     "SHOP_OUT": "the folder for thumbnails and the journal",
 }
+REPORT_EVERY = float(os.environ.get("SHOP_REPORT_EVERY", "1"))  # seconds
 
 
 def needed(name: str) -> str:

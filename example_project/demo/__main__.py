@@ -20,11 +20,11 @@ _NEEDED = "pip install 'celery_redlock[demo]'   (in a checkout: pip install -e '
 try:
     from rich.console import Console
 
-    from example_project.demo import act_ledger, act_thumbnails
+    from example_project.demo import act_ledger, act_reports, act_thumbnails
     from example_project.demo.outcome import Outcome
     from example_project.demo.pictures import NoPictures, Pictures, find, remarks
-    from example_project.demo.screen import screen_for
-    from example_project.demo.stage import ROOT, Busy, stage
+    from example_project.demo.screen import Screen, screen_for
+    from example_project.demo.stage import ROOT, Busy, Stage, stage
     from localservers import MissingServer, ServerFailed
 except ModuleNotFoundError as missing:
     sys.exit(f"The demo needs {missing.name}, which is not installed:\n  {_NEEDED}")
@@ -108,21 +108,15 @@ def run(console: Console, pictures: Pictures, options: argparse.Namespace) -> in
     screen = screen_for(console)
     for remark in remarks(pictures):
         screen.note(remark, "yellow")
-    acts = options.act or ACTS
-    outcomes = []
     with stage(options.out.resolve()) as here:
         ports = ", ".join(str(node.port) for node in here.locks)
         screen.note(f"5 lock servers (ports {ports}) and a broker (port {here.broker.port}) run")
         worker = here.worker(SLOTS)
         screen.note(f"a Celery worker runs {SLOTS} processes")
         with closing(screen):
-            if "thumbnails" in acts:
-                play_thumbnails = act_thumbnails.play(
-                    here, screen, pictures.files, locked=locked, seconds=options.seconds
-                )
-                outcomes.append(play_thumbnails)
-            if "ledger" in acts:
-                outcomes.append(act_ledger.play(here, screen, locked=locked))
+            outcomes = [
+                _play(name, here, screen, pictures.files, options) for name in options.act or ACTS
+            ]
             worker.stop()
     for outcome in outcomes:
         _print_outcome(console, outcome)
@@ -130,6 +124,15 @@ def run(console: Console, pictures: Pictures, options: argparse.Namespace) -> in
         f"It took {time.monotonic() - start:.1f} s.  Thumbnails, journal, log: {here.out}"
     )
     return _verdict(console, outcomes, locked=locked)
+
+
+def _play(
+    act: str, here: Stage, screen: Screen, files: Sequence[Path], options: argparse.Namespace
+) -> Outcome:
+    locked = not options.without_locks
+    if act == "thumbnails":
+        return act_thumbnails.play(here, screen, files, locked=locked, seconds=options.seconds)
+    return {"ledger": act_ledger, "reports": act_reports}[act].play(here, screen, locked=locked)
 
 
 def _print_outcome(console: Console, outcome: Outcome) -> None:

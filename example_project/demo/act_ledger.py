@@ -182,7 +182,7 @@ def _freeze(ledger: Ledger, story: Story) -> tuple[Any, Entry, Entry]:
             second.who,
             second.facts["fencing_token"],
         )
-    story.tell("goes on (SIGCONT), and tries to write what it had read before", first.who)
+    story.tell("goes on (SIGCONT), and tries to write", first.who, first.facts["fencing_token"])
     return slow, first, second
 
 
@@ -196,7 +196,9 @@ def _judge(
     problems = []
     refused = type(answer).__name__ == "StaleTokenError"
     if refused:
-        story.tell(f"refused: {answer}", first.who, tokens[0])
+        story.tell("refused by the database: StaleTokenError", first.who, tokens[0])
+        if answer.stored != tokens[1]:
+            problems.append(f"the ledger had seen {answer.stored}, not {tokens[1]}")
         ledger.ask(ACCOUNT, FROZEN)
         posted = story.wait_for("posted", FROZEN)
         is_now = money(posted.facts["balance"])

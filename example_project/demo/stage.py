@@ -18,6 +18,7 @@ from pathlib import Path
 from example_project.journal import Journal
 from localservers import Cluster, Process, Valkey, valkey_cluster
 
+OURS = ("journal.jsonl", "worker.log", "beat.log", "ledger.sqlite3")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -42,6 +43,23 @@ class Worker(Process):
     def ready(self) -> bool:
         """Whether it has said so in its log."""
         return " ready." in self.log
+
+
+class Beat(Process):
+    """A Celery beat of the shop, with a schedule file of its own.
+
+    Args:
+        scheduler: the scheduler class.
+    """
+
+    def __init__(self, scheduler: str) -> None:
+        """Choose the command; nothing is started yet."""
+        beat = ["-A", "example_project.shop", "beat", "--scheduler", scheduler]
+        super().__init__([sys.executable, "-m", "celery", *beat, "--loglevel", "INFO"], name="beat")
+
+    def ready(self) -> bool:
+        """Whether it has said so in its log."""
+        return "beat: Starting" in self.log
 
 
 class Stage:
@@ -90,6 +108,13 @@ class Stage:
         worker.start(timeout=60)
         return worker
 
+    def beat(self, scheduler: str) -> Beat:
+        """Start a beat and wait until it is ready."""
+        beat = Beat(scheduler)
+        self._after.callback(self._keep_log, beat)
+        beat.start(timeout=60)
+        return beat
+
     def producer(self, *arguments: str) -> Process:
         """Start a process that asks for pictures."""
         command = [sys.executable, "-m", "example_project.demo.producer", *arguments]
@@ -99,12 +124,12 @@ class Stage:
         producer.launch()
         return producer
 
-    def _keep_log(self, worker: Worker) -> None:
-        worker.kill()
-        if worker.log_file.exists():
-            with (self.out / "worker.log").open("ab") as kept:
-                kept.write(worker.log_file.read_bytes())
-        worker.close()
+    def _keep_log(self, process: Process) -> None:
+        process.kill()
+        if process.log_file.exists():
+            with (self.out / f"{process.name}.log").open("ab") as kept:
+                kept.write(process.log_file.read_bytes())
+        process.close()
 
     def revive_lock_servers(self) -> list[int]:
         """Start the killed lock servers again, with what they had on disk; gives their numbers."""
@@ -157,7 +182,7 @@ def _claim(out: Path, after: ExitStack) -> None:
     for leftover in ("thumbnails", ".running"):
         shutil.rmtree(out / leftover, ignore_errors=True)
     for file in out.iterdir():
-        if file.name.startswith(("journal.jsonl", "worker.log", "ledger.sqlite3")):
+        if file.name.startswith(OURS):
             file.unlink()
     scratch = out / ".running"
     scratch.mkdir()

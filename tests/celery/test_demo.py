@@ -79,6 +79,7 @@ def outside(tmp_path, monkeypatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("valkey_program")
 def test_pictures_are_made_and_never_twice_at_once(tmp_path, outside):
     """Two of five lock servers die, every picture is made, and the exit status says so."""
@@ -93,6 +94,7 @@ def test_pictures_are_made_and_never_twice_at_once(tmp_path, outside):
     assert names(outside) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("valkey_program")
 def test_plain_tasks_are_found_out(tmp_path):
     """The negative control: without locks the demo sees doubled work and a lost posting."""
@@ -103,15 +105,17 @@ def test_plain_tasks_are_found_out(tmp_path):
     assert "account 1 has" in output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("valkey_program")
 def test_the_frozen_holder_is_refused(tmp_path):
     """The older fencing token is refused after the newer one, and the balance is exact."""
     with demo(tmp_path / "out", "--act", "ledger") as process:
         status, output = finished(process)
-    assert (status, "is stale" in output) == (0, True), output
+    assert (status, "StaleTokenError" in output) == (0, True), output
     assert "balance 20.00" in output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("valkey_program")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
