@@ -27,7 +27,7 @@ from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Gr
 from celery_redlock.coordinators.redis_acquire import Acquisition
 from celery_redlock.coordinators.redis_channel import Channel, Channels, Greeter
 from celery_redlock.coordinators.redis_check import check_servers
-from celery_redlock.coordinators.redis_commands import LOAD_SCRIPTS, Kind, Names
+from celery_redlock.coordinators.redis_commands import LOAD_SCRIPTS, Names
 from celery_redlock.coordinators.redis_epoch import admit
 from celery_redlock.coordinators.redis_fitness import Fitness
 from celery_redlock.coordinators.redis_keep import Keeping, extend, release
@@ -50,15 +50,12 @@ class RedlockCoordinator:
     Args:
         nodes: the servers, as :func:`from_urls` and :meth:`from_clients` make them.
         settings: what every coordinator of the application shares.
-        kind: ``"lock"`` for run locks, ``"queue"`` for queue locks, which are apart from them.
 
     Raises:
         ImproperlyConfigured: these servers can't make a quorum, or can't give fencing tokens.
     """
 
-    def __init__(
-        self, nodes: Sequence[Node], settings: CoordinatorSettings, kind: Kind = "lock"
-    ) -> None:
+    def __init__(self, nodes: Sequence[Node], settings: CoordinatorSettings) -> None:
         """Connect to nothing yet."""
         refuse_bad_set([node.shown for node in nodes])
         self.capabilities = _capabilities(len(nodes), settings)
@@ -66,9 +63,9 @@ class RedlockCoordinator:
             _refuse_unfenceable(nodes, self.capabilities)
         self._nodes = tuple(nodes)
         self._settings = settings
-        self._names = Names(settings.prefix, kind)
+        self._names = Names(settings.prefix, settings.kind)
         # A forgotten queue lock costs a double run that the run lock still prevents.
-        rest = settings.max_ttl if kind == "lock" else 0.0
+        rest = settings.max_ttl if settings.kind == "lock" else 0.0
         fitness = Fitness(self._nodes, fenced=settings.fenced, rest=rest)
         hello = greeting(self._names.epoch, self._names.probe, LOAD_SCRIPTS)
         greeter = Greeter(hello, fitness.judge, LOAD_SCRIPTS)
@@ -77,7 +74,7 @@ class RedlockCoordinator:
 
     @classmethod
     def from_clients(
-        cls, clients: Sequence[Any], settings: CoordinatorSettings, kind: Kind = "lock"
+        cls, clients: Sequence[Any], settings: CoordinatorSettings
     ) -> RedlockCoordinator:
         """A coordinator over the servers of ``redis.Redis`` objects.
 
@@ -88,7 +85,7 @@ class RedlockCoordinator:
             ImproperlyConfigured: as for the constructor, or this is no such object.
         """
         nodes = [node_from_client(client, settings.node_timeout) for client in clients]
-        return cls(nodes, settings, kind)
+        return cls(nodes, settings)
 
     def acquire(self, key: str, owner: str, ttl: float, holder: Holder) -> Grant | Conflict:
         """Ask for the lock once.
@@ -253,19 +250,16 @@ def _capabilities(nodes: int, settings: CoordinatorSettings) -> Capabilities:
     )
 
 
-def from_urls(
-    urls: Sequence[str], settings: CoordinatorSettings, kind: Kind = "lock"
-) -> RedlockCoordinator:
+def from_urls(urls: Sequence[str], settings: CoordinatorSettings) -> RedlockCoordinator:
     """The coordinator over these servers; connects at its first use, not here.
 
     Args:
         urls: one, or an odd number of at least 3; see
             :func:`~celery_redlock.coordinators.redis_urls.node_from_url` for their forms.
         settings: what every coordinator of the application shares.
-        kind: ``"lock"`` for run locks, ``"queue"`` for queue locks.
 
     Raises:
         ImproperlyConfigured: these servers can't make a quorum, or can't give fencing tokens.
     """
     nodes = [node_from_url(url, settings.node_timeout) for url in urls]
-    return RedlockCoordinator(nodes, settings, kind)
+    return RedlockCoordinator(nodes, settings)
