@@ -46,7 +46,7 @@ docs: $(VENV)/.with-docs  ## Build the documentation into docs/_build/html
 
 .PHONY: clean
 clean:  ## Remove everything that was made
-	@rm -rf $(VENV) .tox build dist docs/_build demo-out .*_cache .hypothesis .coverage* *.egg-info
+	@rm -rf $(VENV) benchmarks/.venv-* .tox build dist docs/_build demo-out .*_cache .hypothesis .coverage* *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment, made anew where its Python has gone, and filled with what a target needs.
