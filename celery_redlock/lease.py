@@ -64,7 +64,7 @@ class Lease:
 
     @property
     def valid_until(self) -> float:
-        """The trusted end: the earliest of the grants' instants."""
+        """The trusted end, which is the earliest one of the grants."""
         return min(grant.valid_until for grant in self._grants)
 
     def remaining(self) -> float:

@@ -29,6 +29,7 @@ _DERIVED = {
 _COORDINATORS: tuple[tuple[tuple[str, ...], bool], ...] = (
     (("redis://a",), False),
     (("redis://a", "redis://b", "redis://c"), False),
+    (("redis://a", "redis://b", "redis://c"), True),
     (("etcd://a",), True),
     (("memory://",), True),
 )
