@@ -14,7 +14,7 @@ from celery_redlock.exceptions import ImproperlyConfigured
 from celery_redlock.options import OneKey
 from celery_redlock.templates import Template
 
-__all__ = ["KeyMaker"]
+__all__ = ["KeyMaker", "explicit_name"]
 
 SCHEME = 1
 """Goes into every hash: a new scheme makes new names, so that two are never mixed up."""
@@ -190,14 +190,23 @@ class KeyMaker:
     def _finished(self, name: str, origin: str) -> str:
         if not name:
             raise self._error(f"{origin} gave an empty key; a key needs a character at least")
-        try:
-            fits = len(name.encode()) <= _LONGEST
-        except UnicodeEncodeError:  # half a character: no lock server can store that
-            fits = False
-        if fits:
-            return name
-        start = name[:_START].encode("utf-8", "backslashreplace").decode()
-        return f"{start}:{_hash(name)}"
+        return explicit_name(name)
+
+
+def explicit_name(text: str) -> str:
+    """The lock name that an explicit key stands for: itself, or a start and a hash of it.
+
+    Args:
+        text: the key, of any length; what is longer than 400 bytes, or holds half a
+            character, can't be stored by every lock server as it is.
+    """
+    try:
+        if len(text.encode()) <= _LONGEST:
+            return text
+    except UnicodeEncodeError:
+        pass
+    start = text[:_START].encode("utf-8", "backslashreplace").decode()
+    return f"{start}:{_hash(text)}"
 
 
 _KINDS = (
