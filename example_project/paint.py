@@ -20,6 +20,11 @@ FINE = 2  # drawn this many times larger, then reduced: smooth edges
 PHOTOS = Path(__file__).parent / "photos"
 
 
+def dice(seed: int) -> random.Random:
+    """Random numbers that are the same at every run."""
+    return random.Random(seed)
+
+
 def sky(size: tuple[int, int], stops: Sequence[Colour]) -> Image.Image:
     """A vertical gradient through the colours, top to bottom."""
     strip = Image.new("RGB", (1, len(stops)))
@@ -70,7 +75,7 @@ def blend(a: Colour, b: Colour, share: float) -> Colour:
 
 def layered_mountains(seed: int, stops: Sequence[Colour], far: Colour, near: Colour) -> Image.Image:
     """Ridges behind ridges, paler with distance."""
-    rng, img = random.Random(seed), sky(WIDE, stops)
+    rng, img = dice(seed), sky(WIDE, stops)
     w, h = img.size
     glow(img, (w * 0.68, h * 0.42), h * 0.55, (255, 214, 150))
     disc(img, w * 0.68, h * 0.42, h * 0.055, (255, 240, 205))
@@ -82,7 +87,7 @@ def layered_mountains(seed: int, stops: Sequence[Colour], far: Colour, near: Col
 
 def sea_at_dusk() -> Image.Image:
     """A sun on the horizon and its light on the water."""
-    rng, img = random.Random(5), sky(WIDE, [(38, 30, 80), (150, 60, 110), (250, 140, 90)])
+    rng, img = dice(5), sky(WIDE, [(38, 30, 80), (150, 60, 110), (250, 140, 90)])
     w, h = img.size
     horizon = int(h * 0.58)
     water = img.crop((0, 0, w, horizon)).transpose(Image.Transpose.FLIP_TOP_BOTTOM)
@@ -104,7 +109,7 @@ def sea_at_dusk() -> Image.Image:
 
 def starry_night() -> Image.Image:
     """Stars, a moon and fir trees, in portrait format."""
-    rng, img = random.Random(11), sky(TALL, [(4, 8, 30), (12, 26, 66), (40, 66, 110)])
+    rng, img = dice(11), sky(TALL, [(4, 8, 30), (12, 26, 66), (40, 66, 110)])
     w, h = img.size
     for _ in range(520):
         shade = rng.randint(110, 255)
@@ -136,7 +141,7 @@ def fir(img: Image.Image, x: float, foot: float, tall: float, colour: Colour) ->
 
 def balloons() -> Image.Image:
     """Striped balloons over hills."""
-    rng, img = random.Random(3), sky(WIDE, [(96, 170, 226), (176, 216, 240), (250, 236, 214)])
+    rng, img = dice(3), sky(WIDE, [(96, 170, 226), (176, 216, 240), (250, 236, 214)])
     w, h = img.size
     for i in range(3):
         tone = blend((150, 190, 150), (52, 110, 70), i / 2)
@@ -177,7 +182,7 @@ def balloon(img: Image.Image, x: float, y: float, r: float, colours: tuple[Colou
 def city_at_night() -> Image.Image:
     """A skyline with lit windows."""
     rng, img = (
-        random.Random(8),
+        dice(8),
         sky(WIDE, [(14, 14, 40), (44, 34, 84), (150, 84, 110), (240, 150, 110)]),
     )
     w, h = img.size
@@ -211,7 +216,7 @@ def windows(
 
 def misty_forest() -> Image.Image:
     """Firs that fade into the mist, in shades of grey."""
-    rng, img = random.Random(21), sky(WIDE, [(226, 228, 228), (206, 210, 212), (188, 194, 198)])
+    rng, img = dice(21), sky(WIDE, [(226, 228, 228), (206, 210, 212), (188, 194, 198)])
     w, h = img.size
     for layer in range(6):
         shade = 190 - layer * 31

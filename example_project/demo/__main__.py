@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = signal.Signals(exc.number).name
         console.print(f"\nStopped by {name}: every process has been ended.", style="bold")
         return 128 + exc.number
-    except (NoPictures, Busy, ServerFailed) as exc:
+    except (NoPictures, act_ledger.NoLedger, Busy, ServerFailed) as exc:
         console.print(str(exc), style="bold red", markup=False)
     except MissingServer as exc:
         console.print(f"{exc}\nThe demo's own server comes with:\n  {_NEEDED}", markup=False)
@@ -111,12 +111,13 @@ def run(console: Console, pictures: Pictures, options: argparse.Namespace) -> in
     with stage(options.out.resolve()) as here:
         ports = ", ".join(str(node.port) for node in here.locks)
         screen.note(f"5 lock servers (ports {ports}) and a broker (port {here.broker.port}) run")
+        acts = options.act or ACTS
+        if "ledger" in acts:
+            act_ledger.check()
         worker = here.worker(SLOTS)
         screen.note(f"a Celery worker runs {SLOTS} processes")
         with closing(screen):
-            outcomes = [
-                _play(name, here, screen, pictures.files, options) for name in options.act or ACTS
-            ]
+            outcomes = [_play(name, here, screen, pictures.files, options) for name in acts]
             worker.stop()
     for outcome in outcomes:
         _print_outcome(console, outcome)

@@ -29,6 +29,31 @@ class Stuck(Exception):
     """Something that had to happen did not happen in time, or a posting failed."""
 
 
+class NoLedger(Exception):
+    """The ledger's database can't be used; the message says why, without a password."""
+
+
+def check() -> None:
+    """Return if the database answers.
+
+    Raises:
+        NoLedger: it doesn't.
+    """
+    from example_project.ledger import engine
+    from example_project.settings import ledger_url
+
+    try:
+        url = sa.make_url(ledger_url())
+        with engine().connect():
+            pass
+    except sa.exc.ArgumentError as exc:  # its message may quote the url
+        raise NoLedger("LEDGER_URL is not a url that SQLAlchemy understands") from exc
+    except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as exc:
+        shown = url.set(query={}).render_as_string(hide_password=True)
+        reason = str(exc).partition("\n")[0]
+        raise NoLedger(f"LEDGER_URL={shown}: this database can't be used: {reason}") from exc
+
+
 class Ledger:
     """The demo's view of the ledger: posts through Celery, reads from the database.
 

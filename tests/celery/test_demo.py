@@ -191,6 +191,17 @@ def test_the_message_reaches_the_user(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("valkey_program")
+def test_a_ledger_that_does_not_answer_is_explained(tmp_path, monkeypatch):
+    """A bad LEDGER_URL ends the demo at once with status 2 and a message without the password."""
+    monkeypatch.setenv("LEDGER_URL", f"sqlite:///{tmp_path}/missing/ledger?password=secret")
+    with demo(tmp_path / "out") as process:
+        status, output = finished(process)
+    assert status == 2
+    assert "this database can't be used" in output
+    assert "secret" not in output
+
+
 def test_the_usable_pictures_are_taken(tmp_path):
     """Bad files are named and left out, hidden ones ignored, and there is a bound."""
     for number in range(AT_MOST + 2):
