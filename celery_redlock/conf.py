@@ -49,7 +49,7 @@ class Settings:
     coordinators: Mapping[str, Urls]
     app_level: Level
     queues: Mapping[str, Level] = field(default_factory=dict)
-    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tasks: Mapping[str, Level] = field(default_factory=dict)
     shared: CoordinatorSettings = field(default_factory=CoordinatorSettings)
     beat_scheduler: str = "celery.beat:PersistentScheduler"
     visibility_heartbeat: bool = True
@@ -85,6 +85,15 @@ class Settings:
                 if fnmatchcase(queue, pattern):
                     return level
         return Level("no queue", {})
+
+    def pattern_level(self, task_name: str) -> Level:
+        """The options that ``redlock_tasks`` has for a task: its own entry, else the first glob's."""
+        if task_name in self.tasks:
+            return self.tasks[task_name]
+        for pattern, level in self.tasks.items():
+            if fnmatchcase(task_name, pattern):
+                return level
+        return Level("no pattern", {})
 
     def urls(self, coordinator: str | Urls) -> Urls:
         """The urls of a coordinator, given by its name or as url(s) already.
@@ -171,15 +180,18 @@ def _queues(value: Any) -> dict[str, Level]:
     return levels
 
 
-def _tasks(value: Any) -> dict[str, Mapping[str, Any]]:
+def _tasks(value: Any) -> dict[str, Level]:
     if not isinstance(value, Mapping) or not all(isinstance(v, Mapping) for v in value.values()):
         raise ImproperlyConfigured(
             'redlock_tasks must be a dict such as {"reports.*": {"ttl": 60}}, '
             f"from patterns of task names to options, not {value!r}"
         )
+    levels = {}
     for pattern, options in value.items():
-        check_names(Level(f"redlock_tasks[{pattern!r}]", options))
-    return dict(value)
+        spelling = f"redlock_tasks[{pattern!r}]['{{}}']"
+        levels[pattern] = Level(f"tasks {pattern!r}", options, spelling)
+        check_names(levels[pattern])
+    return levels
 
 
 def _shared(conf: Any, main: str | None) -> CoordinatorSettings:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from celery_redlock.conf import NAMES, Settings
 from celery_redlock.coordinators.base import Coordinator, Holder
-from celery_redlock.coordinators.urls import from_urls
+from celery_redlock.coordinators.urls import CoordinatorSettings, Kind, from_urls
 from celery_redlock.exceptions import ImproperlyConfigured, LockNotAcquired
 from celery_redlock.keys import KeyMaker
 from celery_redlock.lease import Lease
@@ -24,6 +24,7 @@ from celery_redlock.signals import sink_for
 __all__ = ["Locks", "Plan", "run_signature", "task_level"]
 
 TOKEN = "fencing_token"  # noqa: S105 - a parameter's name
+LONGEST_QUEUE_TTL = 30 * 86400.0
 _HOST = socket.gethostname()
 
 
@@ -52,7 +53,10 @@ class Locks:
     Attributes:
         settings: what the application's configuration says.
         sink: where events go.
+        on_made: called with an application when its locks are made for it.
     """
+
+    on_made: ClassVar[list[Callable[[Any], object]]] = []
 
     def __init__(self, app: Any) -> None:
         """Read the settings of ``app``; connects to nothing.
@@ -62,7 +66,7 @@ class Locks:
         """
         self.settings = Settings.read(app)
         self.sink = sink_for(app)
-        self._coordinators: dict[tuple[tuple[str, ...], bool], Coordinator] = {}
+        self._coordinators: dict[tuple[tuple[str, ...], bool, Kind], Coordinator] = {}
         self._plans: dict[Any, Plan] = {}
 
     @classmethod
@@ -79,25 +83,39 @@ class Locks:
             return known[1]
         locks = cls(app)
         app.__dict__["_celery_redlock"] = (seen, locks)
+        for prepare in cls.on_made:
+            prepare(app)
         return locks
 
-    def coordinator(self, name: str | tuple[str, ...], mode: Mode) -> Coordinator:
+    def coordinator(
+        self, name: str | tuple[str, ...], mode: Mode, kind: Kind = "lock"
+    ) -> Coordinator:
         """The coordinator for locks of a mode, by its name or url(s).
+
+        Args:
+            name: as in the option ``coordinator``.
+            mode: the mode of the locks; a queue lock is never fenced.
+            kind: ``"lock"`` for run locks, ``"queue"`` for queue locks.
 
         Raises:
             ImproperlyConfigured: it is unknown, or can't serve this mode.
         """
-        urls, fenced = self.settings.urls(name), mode == "correctness"
-        if (urls, fenced) not in self._coordinators:
-            made = from_urls(urls, replace(self.settings.shared, fenced=fenced))
+        urls, fenced = self.settings.urls(name), mode == "correctness" and kind == "lock"
+        if (urls, fenced, kind) not in self._coordinators:
+            made = from_urls(urls, self._shared(kind, fenced=fenced))
             if fenced and not made.capabilities.fencing:
-                kind = made.capabilities
+                able = made.capabilities
                 raise ImproperlyConfigured(
-                    f"coordinator {kind.name} can't be used in correctness mode: "
-                    f"{kind.no_fencing_because or 'it gives no fencing token'}"
+                    f"coordinator {able.name} can't be used in correctness mode: "
+                    f"{able.no_fencing_because or 'it gives no fencing token'}"
                 )
-            self._coordinators[urls, fenced] = made
-        return self._coordinators[urls, fenced]
+            self._coordinators[urls, fenced, kind] = made
+        return self._coordinators[urls, fenced, kind]
+
+    def _shared(self, kind: Kind, *, fenced: bool) -> CoordinatorSettings:
+        if kind == "queue":  # a queue may be long, so its locks are
+            return replace(self.settings.shared, kind=kind, max_ttl=LONGEST_QUEUE_TTL)
+        return replace(self.settings.shared, kind=kind, fenced=fenced)
 
     def plan(self, task: Any, queue: str | None, call: Mapping[str, Any] | None) -> Plan:
         """How ``task`` is locked when it comes through ``queue`` with the call's own options.
@@ -120,11 +138,17 @@ class Locks:
         options = LockOptions.layered(
             Level("the call", call, "lock['{}']"),
             task_level(cls),
+            self.settings.pattern_level(task.name),
             self.settings.queue_level(queue),
             self.settings.app_level,
         )
         where = f"task {task.name}" + (f" in queue {queue!r}" if queue else "")
         coordinator = self._fitting(options, where)
+        if options.queue_ttl > LONGEST_QUEUE_TTL:
+            raise ImproperlyConfigured(
+                f"queue_ttl={options.queue_ttl:g} of {where} is too long: at most "
+                f"{LONGEST_QUEUE_TTL:g} s (30 days), so that a lost message can't block for ever"
+            )
         signature = run_signature(cls)
         names = list(signature.parameters)
         index = names.index(TOKEN) if TOKEN in names else None
