@@ -14,7 +14,6 @@ import _thread as _plain
 import sys
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from celery_redlock.clock import now
@@ -45,30 +44,26 @@ def Lock() -> Any:  # noqa: N802  # stands for a class, like threading.Lock
 
 
 class Condition:
-    """A condition variable, as ``threading.Condition`` over a plain lock.
+    """A condition variable over a plain lock; hold it with ``with condition.lock``.
+
+    It can't be entered itself: an exception that a signal raises between the call of the lock's
+    ``acquire`` and the block would leave the lock taken.  Python takes a lock that is named in
+    ``with`` in one step.
+
+    Attributes:
+        lock: from :func:`Lock`, shared with others if need be.
 
     Args:
-        lock: a lock from :func:`Lock`, shared with others if need be; None makes one.
+        lock: None makes a new one.
     """
 
     def __init__(self, lock: Any = None) -> None:
         """Start with nobody waiting."""
-        self._lock = Lock() if lock is None else lock
+        self.lock = Lock() if lock is None else lock
         self._waiters: deque[Any] = deque()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._lock.release()
-
     def wait(self, timeout: float | None = None) -> bool:
-        """Let go of the lock until somebody notifies; then hold it again.
+        """Let go of the lock until somebody notifies; then hold it again.  Call it with the lock.
 
         Args:
             timeout: seconds, 0 or more; None waits for ever.
@@ -79,12 +74,12 @@ class Condition:
         waiter = Lock()
         waiter.acquire()
         self._waiters.append(waiter)
-        self._lock.release()
+        self.lock.release()
         notified = False
         try:
             notified = waiter.acquire(True, -1 if timeout is None else max(0.0, timeout))
         finally:
-            self._lock.acquire()
+            self.lock.acquire()
             if not notified:
                 notified = waiter not in self._waiters  # told just as the time was over
                 if not notified:
@@ -130,18 +125,18 @@ class Event:
 
     def set(self) -> None:
         """Set the flag and wake every waiter."""
-        with self._changed:
+        with self._changed.lock:
             self._set = True
             self._changed.notify_all()
 
     def clear(self) -> None:
         """Take the flag back."""
-        with self._changed:
+        with self._changed.lock:
             self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the flag, for at most ``timeout`` seconds; whether it is set."""
-        with self._changed:
+        with self._changed.lock:
             return self._changed.wait_for(self.is_set, timeout)
 
 

@@ -58,12 +58,12 @@ def test_a_condition_hands_out_one_wake_up_for_each_notify():
     condition, woken = Condition(Lock()), []
 
     def wait():
-        with condition:
+        with condition.lock:
             woken.append(condition.wait(0.5))
 
     threads = [native_thread(wait, "waiter") for _ in range(2)]
     for _ in range(500):
-        with condition:
+        with condition.lock:
             if len(condition._waiters) == 2:
                 condition.notify()
                 break
@@ -78,17 +78,17 @@ def test_waiting_for_something_ends_when_it_is_true_or_the_time_is_over():
     got = []
 
     def wait():
-        with condition:
+        with condition.lock:
             got.append(condition.wait_for(lambda: len(items) == 2, 5))
 
     thread = native_thread(wait, "waiter")
     for item in range(2):
-        with condition:
+        with condition.lock:
             items.append(item)
             condition.notify_all()
     assert thread.join(5)
     assert got == [True]
-    with condition:
+    with condition.lock:
         assert not condition.wait_for(lambda: False, 0.01)
 
 
