@@ -65,7 +65,7 @@ class VisibilityHeartbeat:
         """Look at the settings; connects to nothing."""
         self._clock = clock
         self._broker = _Broker(app)
-        self._touch = touch or self._broker.touch
+        self._touch = self._broker.touch if touch is None else touch
         wanted = app.conf.get("redlock_visibility_heartbeat", True)
         self.active = bool(wanted) and (touch is not None or self._broker.emulates_acks())
         timeout = self._broker.visibility_timeout()
