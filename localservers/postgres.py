@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from localservers.ports import free_port
 from localservers.process import Server
@@ -60,6 +62,23 @@ class Postgres(Server):
         listen = ["-p", str(self.port), "-c", "listen_addresses=127.0.0.1", "-k", str(self.data)]
         sync = [] if self.durable else ["-c", "fsync=off"]
         return [self.program, "-D", str(self.data), *listen, *sync]
+
+    def send(self, number: int, *, children: bool = False) -> None:
+        """Send it a signal, or to all its processes, each of which leads a group of its own."""
+        backends = self._backends() if children and self.alive else []
+        super().send(number, children=children)
+        for backend in backends:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(backend, number)
+
+    def _backends(self) -> list[int]:
+        found = []
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                # The parent's id is the second word behind the name, which is in parentheses.
+                if int(status.read_text().rpartition(")")[2].split()[1]) == self.pid:
+                    found.append(int(status.parent.name))
+        return found
 
     def ready(self) -> bool:
         """Whether it lets a user in; while it is starting it answers with an error."""

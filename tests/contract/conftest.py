@@ -41,7 +41,9 @@ def connect(tmp_path):
     def client(kind, ports, **settings):
         # The machine may be busy: a slow answer is not what these tests are about.
         settings = {"prefix": prefix, "fenced": kind.fenced, "node_timeout": 2.0, **settings}
-        coordinator = from_urls(kind.urls(ports, tmp_path), CoordinatorSettings(**settings))
+        urls = kind.urls(ports, tmp_path)
+        kind.prepare(urls[0])
+        coordinator = from_urls(urls, CoordinatorSettings(**settings))
         made.append(coordinator)
         return coordinator
 

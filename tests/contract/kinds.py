@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import create_engine
+
+from celery_redlock.coordinators.sql import create_all
 from localservers import (
     Cluster,
     Etcd,
@@ -31,12 +34,14 @@ class Kind:
         urls: from the servers' ports (and an empty folder) to the coordinator's urls.
         server: makes the servers; None: it needs none.
         fenced: whether it is asked for fencing tokens.
+        prepare: makes what must be there before the first call, given the first url.
     """
 
     name: str
     urls: Callable[[Sequence[int], Path], list[str]]
     server: Callable[[], Any] | None = None
     fenced: bool = True
+    prepare: Callable[[str], None] = lambda url: None
 
     def __str__(self) -> str:
         return self.name
@@ -51,6 +56,26 @@ def _together(form: str) -> Callable[[Sequence[int], Path], list[str]]:
     return lambda ports, folder: [form.format(",".join(f"127.0.0.1:{port}" for port in ports))]
 
 
+def _table(url: str) -> None:
+    """Make the table of the locks, as an operator does once."""
+    engine = create_engine(url)
+    create_all(engine)
+    engine.dispose()
+
+
+def _sqlite(ports: Sequence[int], folder: Path) -> list[str]:
+    return [f"sqlite:///{folder / 'locks.db'}"]
+
+
+def _alone(form: str) -> Callable[[Sequence[int], Path], list[str]]:
+    """One url that names the first server; ``form`` has ``{}`` where it goes."""
+    return lambda ports, folder: [form.format(f"127.0.0.1:{ports[0]}")]
+
+
+_postgres = _alone("postgresql+psycopg://postgres@{}/postgres")
+_mariadb = _alone("mysql+pymysql://locks@{}/locks?charset=utf8mb4")
+
+
 KINDS = (
     Kind("memory", lambda ports, folder: ["memory://"]),
     Kind("redis", _redis, Valkey, fenced=False),
@@ -61,9 +86,9 @@ KINDS = (
     Kind("etcd_3", _together("etcd://{}"), etcd_cluster),
     Kind("zookeeper", _together("zookeeper://{}"), ZooKeeper),
     Kind("zookeeper_3", _together("zookeeper://{}"), zookeeper_ensemble),
-    Kind("sqlite", lambda ports, folder: [f"sqlite:///{folder / 'locks.db'}"]),
-    Kind("postgres", _together("postgresql+psycopg://postgres@{}/postgres"), Postgres),
-    Kind("mariadb", _together("mysql+pymysql://locks@{}/locks?charset=utf8mb4"), MariaDB),
+    Kind("sqlite", _sqlite, prepare=_table),
+    Kind("postgres", _postgres, Postgres, prepare=_table),
+    Kind("mariadb", _mariadb, MariaDB, prepare=_table),
 )
 
 
