@@ -21,6 +21,9 @@ from celery_redlock.quorum import Round, Vote, majority, objection, wait_for_maj
 __all__ = ["Acquisition", "Fence"]
 
 
+_YES = Vote("yes")
+
+
 @dataclass(frozen=True)
 class Fence:
     """What an acquire needs besides, to get a fencing token.
@@ -48,6 +51,7 @@ class Acquisition:
         owner: new for this attempt.
         holder: the holder as it is stored, JSON.
         longest: the longest ttl in seconds.
+        everywhere: the numbers of all servers.
         fence: what it takes to get a fencing token; None if none is wanted.
     """
 
@@ -56,6 +60,7 @@ class Acquisition:
     owner: str
     holder: str
     longest: float
+    everywhere: frozenset[int]
     fence: Fence | None = None
 
     def run(self, channel: Channel, this: Round) -> Grant | Conflict:
@@ -68,7 +73,7 @@ class Acquisition:
         command = self._command(this.ttl)
         lift = partial(self._lift, self.fence) if self.fence else None
         read = _read_fenced if self.fence else read_acquire
-        ballot = Ballot(channel, this, lambda _: command, read, lift)
+        ballot = Ballot(channel, this, lambda numbers: ((command, numbers),), read, lift)
         try:
             verdict = ballot.hold(_nothing_to_learn)
         except BaseException:
@@ -77,7 +82,7 @@ class Acquisition:
         if self.fence:
             self.fence.saw(max(map(_token, ballot.said.values()), default=0))
         if verdict.state == "won":
-            exact = _exact(ballot, verdict.token)
+            exact = self._exact(ballot, verdict.token)
             record = Record(self.holder, verdict.token, exact, ballot.unseen(), channel)
             token = FencingToken(verdict.token, self.key) if self.fence else None
             return Grant(self.key, self.owner, this.ttl, verdict.valid_until, token, record)
@@ -101,6 +106,16 @@ class Acquisition:
         names = self.names
         keys = names.lock(self.key), names.counter(self.key), names.highest, names.epoch
         return RAISE.call(keys, self.owner, token, fence.epoch, milliseconds(fence.life))
+
+    def _exact(self, ballot: Ballot, token: int) -> frozenset[int]:
+        """The servers that store exactly what the grant's record says, if they store anything."""
+        said = ballot.said
+        if self.fence is not None:
+            same = str(token).encode()
+            return frozenset(number for number, answer in said.items() if answer == same)
+        if any(isinstance(answer, list) and answer[0] == 1 for answer in said.values()):
+            return frozenset()  # of an earlier try of this owner's, perhaps with other facts
+        return self.everywhere
 
     # Losing
 
@@ -148,7 +163,7 @@ class Acquisition:
                 self._owe(channel, number, ballot.round.ttl)
             elif vote is not None and vote.says == "yes":
                 hear.add(number)
-                channel.send(number, plain)
+                channel.send((number,), plain)
             else:
                 channel.post(number, plain)  # follows the acquire on the same connection
         for reply in channel.replies() if hear else ():
@@ -174,7 +189,9 @@ class Acquisition:
 
 def read_acquire(answer: Any) -> Vote:
     """The vote that an answer of ``acquire.lua`` stands for."""
-    if _granted(answer):
+    if not isinstance(answer, list):
+        return _YES if answer == 1 else Vote("yes", int(answer))
+    if answer[0] == 1:
         return Vote("yes", int(answer[1]))
     if answer[0] == 0:
         return Vote("no", owner=parse_value(answer[1]).owner, left=answer[2] / 1000)
@@ -189,21 +206,8 @@ def _read_fenced(answer: Any) -> Vote:
 
 def _token(answer: Any) -> int:
     if not isinstance(answer, list):
-        return 0
+        return int(answer) if isinstance(answer, bytes) else 0
     return int(answer[1]) if answer[0] == 1 else answer[0] == 0 and parse_value(answer[1]).token
-
-
-def _exact(ballot: Ballot, token: int) -> frozenset[int]:
-    """The servers that are known to store exactly what the grant's record says."""
-    return frozenset(
-        number
-        for number, answer in ballot.said.items()
-        if _granted(answer) and answer[2] == 0 and int(answer[1]) == token
-    )
-
-
-def _granted(answer: Any) -> bool:
-    return isinstance(answer, list) and answer[0] == 1
 
 
 def _nothing_to_learn(ballot: Ballot) -> bool:

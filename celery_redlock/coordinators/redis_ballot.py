@@ -6,7 +6,7 @@ keeps nothing: what must be known later is in the grant's :class:`Record`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from celery_redlock.coordinators.redis_channel import Channel, Reply, Silence
 from celery_redlock.coordinators.redis_wire import ErrorReply
 from celery_redlock.quorum import Round, Verdict, Vote, behind, judge, majority
 
-__all__ = ["Ballot", "Record", "order"]
+__all__ = ["Ballot", "Record", "Requests", "order"]
 
 _NOTHING = Silence("nothing was heard")
 # Answers of a server that must be asked again what it is: another role, state or set of rights.
@@ -29,7 +29,7 @@ class Record:
     Attributes:
         holder: the holder as it is stored, JSON.
         token: the fencing token; 0 if there is none.
-        exact: the servers that are known to store exactly :meth:`value`, by number.
+        exact: the servers that store exactly :meth:`value` if they store anything, by number.
         unseen: the servers whose answer to a request that may have taken the lock was not
             seen, by number, each with the serial number of the connection that it went over.
         channel: the channel that all of it went over.
@@ -41,13 +41,17 @@ class Record:
     unseen: Mapping[int, int] = field(default_factory=dict)
     channel: Channel | None = None
 
-    def value(self, owner: str) -> bytes:
+    def value(self, owner: str) -> str:
         """What the servers store for the lock."""
-        return f"{owner} {self.token} {self.holder}".encode()
+        return f"{owner} {self.token} {self.holder}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In another process none of the connections is the same.
         return Record, (self.holder, self.token, self.exact, dict(self.unseen), None)
+
+
+Requests = Iterable[tuple[bytes, Sequence[int]]]
+"""Commands, each with the servers that it is for."""
 
 
 def order(channel: Channel, instant: float) -> tuple[list[int], list[int]]:
@@ -67,7 +71,7 @@ class Ballot:
     Args:
         channel: where it is asked; :meth:`Channel.begin` has been called.
         this: what is fixed in the round.
-        ask: makes the command for a server.
+        ask: makes the commands for some servers, each with those that it is for.
         read: makes a vote of a server's answer.
         lift: makes the command that raises the lock's token on a server; None if not fenced.
     """
@@ -76,7 +80,7 @@ class Ballot:
         self,
         channel: Channel,
         this: Round,
-        ask: Callable[[int], bytes],
+        ask: Callable[[Sequence[int]], Requests],
         read: Callable[[Any], Vote],
         lift: Callable[[int], bytes] | None = None,
     ) -> None:
@@ -87,6 +91,7 @@ class Ballot:
         self.said: dict[int, Any] = {}
         self.verdict = Verdict("open")
         self._ask, self._read, self._lift = ask, read, lift
+        self._need = majority(this.nodes)
         self._spare: Sequence[int] = ()
         self._lifting: set[int] = set()
         self._to_hear = 0
@@ -101,14 +106,17 @@ class Ballot:
         self._call(first)
         for reply in self.channel.replies():
             self._count(reply)
+            if self._spare and self._hopes() < self._need:
+                self._call(self._spare)
+                self._spare = ()
+            # With fewer votes than a majority nothing is won, and nothing is lost either.
+            if len(self.votes) < self._need:
+                continue
             self.verdict = judge(self.round, self.votes, now(), self.verdict.target)
             if self.verdict.state == "won" or (self.verdict.state == "lost" and enough(self)):
                 break
             if self._lift and self.verdict.target:
                 self._lift_laggards(self._lift)
-            if self._spare and self._hopes() < majority(self.round.nodes):
-                self._call(self._spare)
-                self._spare = ()
         return self.verdict
 
     def unseen(self) -> dict[int, int]:
@@ -121,8 +129,8 @@ class Ballot:
 
     def _call(self, numbers: Sequence[int]) -> None:
         self._to_hear += len(numbers)
-        for number in numbers:
-            self.channel.send(number, self._ask(number))
+        for command, group in self._ask(numbers):
+            self.channel.send(group, command)
 
     def _count(self, reply: Reply) -> None:
         if reply.tag == "lift":
@@ -142,11 +150,10 @@ class Ballot:
         return self._to_hear + sum(vote.says == "yes" for vote in self.votes.values())
 
     def _lift_laggards(self, lift: Callable[[int], bytes]) -> None:
-        command = lift(self.verdict.target)
-        for number in behind(self.votes, self.verdict.target):
-            if number not in self._lifting:
-                self._lifting.add(number)
-                self.channel.send(number, command, tags=("lift",))
+        laggards = set(behind(self.votes, self.verdict.target)) - self._lifting
+        if laggards:
+            self._lifting |= laggards
+            self.channel.send(laggards, lift(self.verdict.target), "lift")
 
     def _count_lifted(self, reply: Reply) -> None:
         if reply.value == 1:

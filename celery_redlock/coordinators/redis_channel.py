@@ -10,7 +10,7 @@ import os
 import selectors
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from celery_redlock.clock import now
@@ -74,6 +74,7 @@ class Channel:
         self._round = 0
         self._waiting = 0
         self._deadline = 0.0
+        self._cleaned = 0.0
         self._lost: list[Reply] = []
 
     def begin(self, *, tidy: bool = True) -> None:
@@ -84,42 +85,53 @@ class Channel:
         """
         self._round += 1
         self._waiting = 0
-        self.asked = {}
-        for number, link, mask in self._ready(0.0):
-            try:
-                self._hear(number, link, mask)
-            except Broken:  # closed while nobody was looking, so nobody is to blame
-                self._forget(number, link)
         self._lost = []
-        if tidy:
-            instant = now()
-            for number, old in enumerate(self.links):
-                if old is not None and old.oldest + old.node.timeout <= instant:
-                    self._drop(number, _silent(old.node))
+        self.asked = {}
+        instant = now()
+        # Within so short a time nothing becomes overdue, and late replies come with new ones.
+        if instant - self._cleaned >= self.nodes[0].timeout / 2:
+            self._cleaned = instant
+            self._clean(instant, tidy=tidy)
 
-    def send(self, number: int, *commands: bytes, tags: Sequence[Any] = (None,)) -> None:
-        """Ask one server, connecting first if need be; each command has its tag.
+    def send(self, numbers: Iterable[int], command: bytes, tag: Any = None) -> None:
+        """Ask some servers one thing each, connecting first where need be.
 
         A failure is not raised but comes as a reply, a :class:`Silence`.
         """
-        self._waiting += len(commands)
+        instant = now()
+        expected = Expected(self._round, tag, instant, command)
+        self._deadline = instant + self.nodes[0].timeout
+        for number in numbers:
+            self._waiting += 1
+            link = self.links[number]
+            if link is None or link.answers is not None:
+                self._send_first(number, link, [expected])
+                continue
+            self.asked[number] = link
+            try:
+                link.ask(expected)
+                if link.unsent:
+                    self._watch_for_room(number, link)
+            except Broken as exc:
+                self._drop(number, str(exc))
+
+    def send_many(self, number: int, commands: Sequence[bytes]) -> None:
+        """Ask one server several things; each is tagged with its place in the sequence."""
+        instant = now()
+        self._deadline = instant + self.nodes[0].timeout
+        expected = [
+            Expected(self._round, tag, instant, command) for tag, command in enumerate(commands)
+        ]
+        self._waiting += len(expected)
+        link = self.links[number]
+        if link is None or link.answers is not None:
+            self._send_first(number, link, expected)
+            return
+        self.asked[number] = link
         try:
-            link = self.links[number] or self._open(number)
-            instant = now()
-            self._deadline = instant + link.node.timeout
-            expected = [
-                Expected(self._round, tag, instant, command)
-                for command, tag in zip(commands, tags, strict=True)
-            ]
-            if link.answers is None:
-                self.asked[number] = link
-                self._ask(number, link, expected)
-            else:
-                link.queued += expected
+            self._ask(number, link, expected)
         except Broken as exc:
-            known = {lost.tag for lost in self._drop(number, str(exc))}
-            missing = [tag for tag in tags if tag not in known]
-            self._lost += [Reply(number, tag, Silence(exc)) for tag in missing]
+            self._drop(number, str(exc))
 
     def post(self, number: int, *commands: bytes) -> bool:
         """Send without waiting for answers, on an open connection only; whether it was sent."""
@@ -140,7 +152,12 @@ class Channel:
         A request may be sent between two of them.
         """
         while self._waiting > 0:
-            for number, link, mask in self._ready(max(0.0, self._deadline - now())):
+            patience = self._deadline - now() if self._waiting > len(self._lost) else 0.0
+            for key, mask in self._selector.select(max(0.0, patience)):
+                number = key.data
+                link = self.links[number]
+                if link is None or link.socket is not key.fileobj:
+                    continue
                 try:
                     heard = self._hear(number, link, mask)
                 except Broken as exc:
@@ -174,51 +191,71 @@ class Channel:
 
     # Connections
 
+    def _clean(self, instant: float, *, tidy: bool) -> None:
+        for key, mask in self._selector.select(0):
+            number = key.data
+            link = self.links[number]
+            if link is None or link.socket is not key.fileobj:
+                continue
+            try:
+                self._hear(number, link, mask)
+            except Broken:  # closed while nobody was looking, so nobody is to blame
+                self._forget(number, link)
+        self._lost = []
+        for number, old in enumerate(self.links) if tidy else ():
+            if old is not None and old.oldest + old.node.timeout <= instant:
+                self._drop(number, _silent(old.node))
+
+    def _send_first(self, number: int, link: Link | None, expected: Sequence[Expected]) -> None:
+        """Have the greeting over first, and connect before that if need be."""
+        try:
+            if link is None:
+                link = self._open(number)
+                self._deadline = now() + link.node.timeout
+        except Broken as exc:
+            self._drop(number, str(exc))
+            self._lost += [Reply(number, one.tag, Silence(exc)) for one in expected]
+        else:
+            link.queued += expected
+
     def _open(self, number: int) -> Link:
         link = connect(self.nodes[number])
         self.links[number] = link
         self._selector.register(link.socket, selectors.EVENT_READ, number)
-        self._write(number, link, b"".join(self._greeter.commands))
+        link.write(b"".join(self._greeter.commands))
+        if link.unsent:
+            self._watch_for_room(number, link)
         return link
 
     def _ask(self, number: int, link: Link, expected: Sequence[Expected]) -> None:
         link.due.extend(expected)
-        self._write(number, link, b"".join([one.command for one in expected]))
+        link.write(b"".join([one.command for one in expected]))
+        if link.unsent:
+            self._watch_for_room(number, link)
 
-    def _write(self, number: int, link: Link, data: bytes) -> None:
-        was_clear = not link.unsent
-        link.write(data)
-        if was_clear and link.unsent:
-            both = selectors.EVENT_READ | selectors.EVENT_WRITE
-            self._selector.modify(link.socket, both, number)
+    def _watch_for_room(self, number: int, link: Link) -> None:
+        both = selectors.EVENT_READ | selectors.EVENT_WRITE
+        self._selector.modify(link.socket, both, number)
 
     def _forget(self, number: int, link: Link) -> None:
         self.links[number] = None
         self._selector.unregister(link.socket)
         link.close()
 
-    def _drop(self, number: int, reason: str) -> list[Reply]:
-        """Close a connection that failed; what this round will not hear for that reason."""
+    def _drop(self, number: int, reason: str) -> None:
+        """Close a connection that failed; what it owes to this round is lost."""
         self.nodes[number].trip(reason, now())
         link = self.links[number]
         if link is None:
-            return []
+            return
         self._forget(number, link)
-        lost = [
+        self._lost += [
             Reply(number, expected.tag, Silence(reason))
             for expected in (*link.due, *link.queued)
             if expected.round == self._round
         ]
-        self._lost += lost
-        return lost
 
     # Replies
-
-    def _ready(self, timeout: float) -> Iterator[tuple[int, Link, int]]:
-        for key, mask in self._selector.select(timeout):
-            link = self.links[key.data]
-            if link is not None and link.socket is key.fileobj:
-                yield key.data, link, mask
 
     def _hear(self, number: int, link: Link, mask: int) -> list[Reply]:
         """What has arrived for this round on one connection; all of it is taken off first."""
@@ -293,8 +330,9 @@ class Channels:
     def __init__(self, make: Callable[[], Channel]) -> None:
         """Start with none."""
         self._make = make
-        self._process = os.getpid()
+        self._process = 0
         self._free: dict[int, deque[Channel]] = {}
+        self._apart = False
 
     def take(self, preferred: Channel | None = None) -> Channel:
         """A channel for the caller alone: the preferred one if it is free, else any."""
@@ -326,21 +364,28 @@ class Channels:
 
     def _mine(self) -> deque[Channel]:
         if os.getpid() != self._process:
-            inherited, self._free = self._free, {}
-            self._process = os.getpid()
-            for channel in (one for several in inherited.values() for one in several):
-                channel.abandon()
-        return self._free.setdefault(_share(), deque())
+            self._start_anew()
+        share = get_ident() if self._apart else 0
+        return self._free.get(share) or self._free.setdefault(share, deque())
+
+    def _start_anew(self) -> None:
+        inherited, self._free = self._free, {}
+        self._process = os.getpid()
+        self._apart = _patched()
+        for channel in (one for several in inherited.values() for one in several):
+            channel.abandon()
 
 
-def _share() -> int:
-    """Whose channels may be mixed: under gevent and eventlet a socket belongs to one thread."""
-    for name, module in (("gevent.monkey", "socket"), ("eventlet.patcher", "socket")):
-        monkey = sys.modules.get(name)
-        patched = getattr(monkey, "is_module_patched", getattr(monkey, "is_monkey_patched", None))
-        if patched is not None and patched(module):
-            return get_ident()
-    return 0
+def _patched() -> bool:
+    """Whether sockets are gevent's or eventlet's, so that one belongs to the thread it is of."""
+    for name, asks in (
+        ("gevent.monkey", "is_module_patched"),
+        ("eventlet.patcher", "is_monkey_patched"),
+    ):
+        patcher = sys.modules.get(name)
+        if patcher is not None and getattr(patcher, asks)("socket"):
+            return True
+    return False
 
 
 def _silent(node: Node) -> str:

@@ -161,11 +161,10 @@ def _memory(one: _Seen, nodes: int, *, fenced: bool, rest: float) -> Iterator[Fi
 
 
 def _together(seen: Sequence[_Seen], nodes: int, *, fenced: bool) -> Iterator[Finding]:
-    strict: Level = "error" if fenced else "warning"
     need = majority(nodes)
     if len(seen) < need:
         message = f"{need} of {nodes} must answer, and {len(seen)} did"
-        yield Finding(strict, "lock servers", message, "start the others")
+        yield Finding("error", "lock servers", message, "start the others")
     by_run_id: dict[str | None, str] = {}
     for one in seen:
         twin = by_run_id.setdefault(one.facts.run_id, one.node.shown)

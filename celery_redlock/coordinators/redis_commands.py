@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Literal
 
-from celery_redlock.coordinators.redis_wire import pack
+from celery_redlock.coordinators.redis_wire import pack, pack_words
 
 __all__ = ["ACQUIRE", "EXTEND", "HEAL", "LOAD_SCRIPTS", "MARK", "RAISE", "RELEASE", "SCRIPTS"]
 __all__ += ["Kind", "Names", "Script", "milliseconds"]
@@ -29,10 +29,12 @@ class Script:
         self.name = name
         self.text = (folder / f"{name}.lua").read_text("utf-8")
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        self._start = pack_words("EVALSHA", self.sha)
 
-    def call(self, keys: tuple[str, ...], *words: str | bytes | int) -> bytes:
+    def call(self, keys: tuple[str, ...], *words: str | int) -> bytes:
         """The packed command that runs it."""
-        return pack("EVALSHA", self.sha, len(keys), *keys, *words)
+        count = 3 + len(keys) + len(words)
+        return b"*%d\r\n%b%b" % (count, self._start, pack_words(len(keys), *keys, *words))
 
 
 ACQUIRE, RAISE, RELEASE = Script("acquire"), Script("raise"), Script("release")

@@ -95,8 +95,7 @@ def _read(
     """The marker of each server that answers; ``""`` where there is none."""
     channel.begin()
     command = pack("GET", names.epoch)
-    for number in range(len(channel.nodes)):
-        channel.send(number, command)
+    channel.send(range(len(channel.nodes)), command)
     markers: dict[int, str] = {}
     for reply in channel.replies():
         if not isinstance(reply.value, str):
@@ -121,7 +120,7 @@ def _never(channel: Channel, markers: Mapping[int, str]) -> bool:  # noqa: ARG00
 def _ask(channel: Channel, commands: Mapping[int, bytes]) -> Answers:
     channel.begin()
     for number, command in commands.items():
-        channel.send(number, command)
+        channel.send((number,), command)
     answers = {reply.node: reply.value for reply in channel.replies()}
     return {number: value for number, value in answers.items() if not isinstance(value, str)}
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Grant
-from celery_redlock.coordinators.redis_ballot import Ballot, Record, order
+from celery_redlock.coordinators.redis_ballot import Ballot, Record, Requests, order
 from celery_redlock.coordinators.redis_channel import Channel, Silence
 from celery_redlock.coordinators.redis_commands import EXTEND, HEAL, RELEASE, Names, milliseconds
+from celery_redlock.coordinators.redis_node import Facts
 from celery_redlock.coordinators.redis_wire import pack
 from celery_redlock.exceptions import CoordinatorUnavailable
 from celery_redlock.quorum import Round, Vote, majority
@@ -65,20 +66,45 @@ def extend(
 
 def _prolonging(
     channel: Channel, names: Names, grant: Grant, ttl: float, longest: float
-) -> Callable[[int], bytes]:
+) -> Callable[[Sequence[int]], Requests]:
     name, life = names.lock(grant.key), milliseconds(ttl)
-    script = EXTEND.call((name,), grant.owner, life, milliseconds(longest))
     record: Record | None = grant.record
-    if record is None or not record.exact:
-        return lambda _: script
-    exact, value = record.exact, record.value(grant.owner)
-    native = pack("SET", name, value, "IFEQ", value, "PX", life)
 
-    def ask(number: int) -> bytes:
-        facts = channel.nodes[number].facts
-        return native if number in exact and facts is not None and facts.extends else script
+    def ask(numbers: Sequence[int]) -> Requests:
+        native, others = _natively(channel, record, numbers, _extends)
+        if native and record is not None:
+            value = record.value(grant.owner)
+            yield pack("SET", name, value, "IFEQ", value, "PX", life), native
+        if others:
+            yield EXTEND.call((name,), grant.owner, life, milliseconds(longest)), others
 
     return ask
+
+
+def _natively(
+    channel: Channel,
+    record: Record | None,
+    numbers: Sequence[int],
+    able: Callable[[Facts], object],
+) -> tuple[list[int], list[int]]:
+    """The servers on which a native command will do, and those that need the script."""
+    if record is None:
+        return [], list(numbers)
+    native: list[int] = []
+    others: list[int] = []
+    for number in numbers:
+        facts = channel.nodes[number].facts
+        fit = number in record.exact and facts is not None and able(facts)
+        (native if fit and _follows(channel, record, number) else others).append(number)
+    return native, others
+
+
+def _extends(facts: Facts) -> object:
+    return facts.extends
+
+
+def _releases(facts: Facts) -> object:
+    return facts.release
 
 
 def _read(answer: Any) -> Vote:
@@ -137,27 +163,34 @@ def _heal(
 def release(channel: Channel, names: Names, grant: Grant) -> bool:
     """Give a grant back; False if it wasn't ours any more.
 
+    Where an answer to the acquire was not seen and it went over another connection, it may
+    still arrive: there the owner is buried, so that it can't.
+
     Raises:
         CoordinatorUnavailable: too few servers answered.
     """
     channel.begin(tidy=False)
-    started = now()
-    giving = _Giving(channel, names, grant)
-    first, spare = order(channel, started)
-    for number in first:
-        channel.send(number, giving.command(number))
-    for number in spare:
-        channel.post(number, giving.command(number))
-        giving.owe(number)
+    first, spare = order(channel, now())
+    for command, numbers in _giving(channel, names, grant, first):
+        channel.send(numbers, command)
+    for number in spare:  # what can't be sent now is owed
+        for command, _ in _giving(channel, names, grant, [number]):
+            channel.post(number, command)
+        _owe(channel, names, grant, number)
+    return _count_released(channel, names, grant)
+
+
+def _count_released(channel: Channel, names: Names, grant: Grant) -> bool:
     yes = no = 0
     need = majority(len(channel.nodes))
     said: dict[str, str] = {}
     for reply in channel.replies():
+        node = channel.nodes[reply.node]
         if isinstance(reply.value, str):
-            giving.owe(reply.node)
-            said[channel.nodes[reply.node].shown] = str(reply.value)
+            said[node.shown] = str(reply.value)
+            _owe(channel, names, grant, reply.node)
             continue
-        channel.nodes[reply.node].recover()
+        node.recover()
         ours = reply.value == 1
         yes, no = yes + ours, no + (not ours)
         if yes >= need or no >= need:
@@ -169,37 +202,47 @@ def release(channel: Channel, names: Names, grant: Grant) -> bool:
     )
 
 
-class _Giving:
-    """The commands that release one grant.
-
-    Where an answer to the acquire was not seen and it went over another connection, it may
-    still arrive: there the owner is buried, so that it can't.
-    """
-
-    def __init__(self, channel: Channel, names: Names, grant: Grant) -> None:
-        self._channel = channel
-        self._grant = grant
-        self._record: Record | None = grant.record
+def _giving(channel: Channel, names: Names, grant: Grant, numbers: Sequence[int]) -> Requests:
+    record: Record | None = grant.record
+    native, others = _natively(channel, record, numbers, _releases)
+    if record is not None and native:
+        yield from _native_release(channel, names, grant, record, native)
+    followed = [number for number in others if _follows(channel, record, number)]
+    if followed:
         keys = names.lock(grant.key), names.grave(grant.key, grant.owner)
-        self._buried = RELEASE.call(keys, grant.owner, milliseconds(grant.ttl))
-        self._plain = RELEASE.call(keys, grant.owner, 0)
-        self._name = keys[0]
+        yield RELEASE.call(keys, grant.owner, 0), followed
+    buried = [number for number in others if number not in followed]
+    if buried:
+        yield _bury(names, grant), buried
 
-    def command(self, number: int) -> bytes:
-        record = self._record
-        if record is None:
-            return self._buried
-        serial = record.unseen.get(number)
-        link = self._channel.links[number]
-        if serial is not None:
-            return self._plain if link is not None and link.serial == serial else self._buried
-        facts = self._channel.nodes[number].facts
-        if link is None or facts is None or not facts.release or number not in record.exact:
-            return self._plain
-        value = record.value(self._grant.owner)
-        words = ("IFEQ", value) if facts.release == ("DELEX",) else (value,)
-        return pack(*facts.release, self._name, *words)
 
-    def owe(self, number: int) -> None:
-        node = self._channel.nodes[number]
-        node.owe(max(now() + 1.0, self._grant.valid_until), self._buried)
+def _native_release(
+    channel: Channel, names: Names, grant: Grant, record: Record, numbers: Sequence[int]
+) -> Requests:
+    name, value = names.lock(grant.key), record.value(grant.owner)
+    forms = {"DELIFEQ": ("DELIFEQ", name, value), "DELEX": ("DELEX", name, "IFEQ", value)}
+    for form, words in forms.items():
+        group = [n for n in numbers if (facts := channel.nodes[n].facts) and facts.release == form]
+        if group:
+            yield pack(*words), group
+
+
+def _follows(channel: Channel, record: Record | None, number: int) -> bool:
+    """Whether a release that is sent now can't be overtaken by the acquire."""
+    if record is None:
+        return False
+    if number not in record.unseen:
+        return True
+    link = channel.links[number]
+    return link is not None and link.serial == record.unseen[number]
+
+
+def _bury(names: Names, grant: Grant) -> bytes:
+    keys = names.lock(grant.key), names.grave(grant.key, grant.owner)
+    return RELEASE.call(keys, grant.owner, milliseconds(grant.ttl))
+
+
+def _owe(channel: Channel, names: Names, grant: Grant, number: int) -> None:
+    # For a second at least, should the grant be at its end.
+    until = max(now() + 1.0, grant.valid_until)
+    channel.nodes[number].owe(until, _bury(names, grant))

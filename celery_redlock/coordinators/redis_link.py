@@ -73,6 +73,15 @@ class Link:
             return self.opened
         return self.due[0].sent if self.due else math.inf
 
+    def ask(self, expected: Expected) -> None:
+        """Send a request, and count its reply as due.
+
+        Raises:
+            Broken: the connection has failed.
+        """
+        self.due.append(expected)
+        self.write(expected.command)
+
     def write(self, data: bytes) -> None:
         """Send what can be sent at once, and keep the rest for :meth:`flush`.
 
@@ -88,7 +97,8 @@ class Link:
             sent = 0
         except OSError as exc:
             raise Broken(describe(exc)) from exc
-        self.unsent = data[sent:]
+        if sent < len(data):
+            self.unsent = data[sent:]
 
     def flush(self) -> None:
         """Send more of what is kept.

@@ -19,6 +19,9 @@ from celery_redlock.quorum import majority
 __all__ = ["Stored", "inspect", "parse_value", "say"]
 
 
+_VALUE, _LEFT = 0, 1  # places in what is asked
+
+
 class Stored(NamedTuple):
     """What a server keeps for a lock."""
 
@@ -43,7 +46,7 @@ def say(answer: Any, node: Node) -> str:
         return f"left out, after: {node.trouble}" if node.trouble else "no answer yet"
     if isinstance(answer, (Silence, ErrorReply)):
         return str(answer)
-    if answer[0] == 1:
+    if not isinstance(answer, list) or answer[0] == 1:
         return "free"
     if answer[0] == 0:
         return f"held by {describe_holder(parse_value(answer[1]).holder.to_dict())}"
@@ -63,14 +66,14 @@ def inspect(channel: Channel, names: Names, key: str, instant: float) -> Held | 
     channel.begin()
     name = names.lock(key)
     commands = pack("GET", name), pack("PTTL", name)
-    seen: dict[int, dict[str, Any]] = {}
+    seen: dict[int, dict[int, Any]] = {}
     first, spare = order(channel, instant)
     for number in first + spare:
-        channel.send(number, *commands, tags=("value", "left"))
+        channel.send_many(number, commands)
     for reply in channel.replies():
         seen.setdefault(reply.node, {})[reply.tag] = reply.value
     values = {
-        number: one["value"]
+        number: one[_VALUE]
         for number, one in seen.items()
         if not any(isinstance(answer, str) for answer in one.values())
     }
@@ -84,17 +87,17 @@ def inspect(channel: Channel, names: Names, key: str, instant: float) -> Held | 
     if votes < need:
         return None
     theirs = {n: parse_value(v) for n, v in values.items() if v and parse_value(v).owner == owner}
-    left = sorted((seen[number]["left"] / 1000 for number in theirs), reverse=True)[need - 1]
+    left = sorted((seen[number][_LEFT] / 1000 for number in theirs), reverse=True)[need - 1]
     token = max(stored.token for stored in theirs.values())
     holder = next(iter(theirs.values())).holder
     fencing_token = FencingToken(token, key) if token else None
     return Held(key, owner, holder, max(0.0, left), fencing_token, nodes)
 
 
-def _words(channel: Channel, seen: dict[int, dict[str, Any]]) -> dict[str, str]:
+def _words(channel: Channel, seen: dict[int, dict[int, Any]]) -> dict[str, str]:
     said = {}
     for number, node in enumerate(channel.nodes):
-        value = seen.get(number, {}).get("value", Silence("no answer"))
+        value = seen.get(number, {}).get(_VALUE, Silence("no answer"))
         if value is None:
             said[node.shown] = "free"
         elif isinstance(value, str):

@@ -31,7 +31,7 @@ class Facts:
         appendfsync: the setting of that name.
         eviction: its ``maxmemory-policy``.
         marker: the epoch marker, if it has one.
-        release: the native command words that delete a key of a known value, if it has one.
+        release: the native command that deletes a key of a known value, if it has one.
         extends: whether it can natively set the life of a key of a known value.
         refused: what it refused to do that can't be done without.
     """
@@ -44,7 +44,7 @@ class Facts:
     appendfsync: str | None
     eviction: str | None
     marker: str | None
-    release: tuple[str, ...] | None
+    release: str | None
     extends: bool
     refused: str
 
@@ -116,11 +116,11 @@ def _setting(answer: Any) -> str | None:
     return None
 
 
-def _native_release(delifeq: Any, delex: Any) -> tuple[str, ...] | None:
+def _native_release(delifeq: Any, delex: Any) -> str | None:
     if not isinstance(delifeq, ErrorReply):
-        return ("DELIFEQ",)  # Valkey 9: DELIFEQ key value
+        return "DELIFEQ"  # Valkey 9: DELIFEQ key value
     if not isinstance(delex, ErrorReply):
-        return ("DELEX",)  # Redis 8.4: DELEX key IFEQ value
+        return "DELEX"  # Redis 8.4: DELEX key IFEQ value
     return None
 
 

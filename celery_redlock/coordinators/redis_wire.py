@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ErrorReply", "Parser", "ProtocolError", "pack"]
+__all__ = ["ErrorReply", "Parser", "ProtocolError", "pack", "pack_words"]
+
+# What nearly every answer is, so that it need not be taken apart.
+_USUAL: dict[bytes, Any] = {
+    b":1\r\n": 1,
+    b":0\r\n": 0,
+    b":-1\r\n": -1,
+    b"$-1\r\n": None,
+    b"+OK\r\n": b"OK",
+}
 
 
 class ProtocolError(Exception):
@@ -30,13 +39,19 @@ class _Incomplete(Exception):
     """The rest of a reply has not arrived yet."""
 
 
-def pack(*words: str | bytes | int) -> bytes:
+def pack(*words: str | int) -> bytes:
     """One command as it goes over the wire."""
-    parts = [b"*%d\r\n" % len(words)]
-    for word in words:
-        data = word if isinstance(word, bytes) else str(word).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(parts)
+    return b"*%d\r\n%b" % (len(words), pack_words(*words))
+
+
+def pack_words(*words: str | int) -> bytes:
+    """A part of a command, without the count of words that it begins with."""
+    texts = [str(word) for word in words]
+    packed = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
+    if packed.isascii():
+        return packed.encode()
+    data = [text.encode() for text in texts]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in data])
 
 
 class Parser:
@@ -52,6 +67,8 @@ class Parser:
         Raises:
             ProtocolError: this is not RESP2; the connection is of no more use.
         """
+        if data in _USUAL and not self._rest:
+            return [_USUAL[data]]
         if self._rest:
             data = self._rest + data
         replies: list[Any] = []

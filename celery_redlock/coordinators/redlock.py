@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
@@ -41,6 +40,9 @@ from celery_redlock.quorum import Round
 
 __all__ = ["RedlockCoordinator", "from_urls"]
 
+T = TypeVar("T")
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _COUNTER_LIFE = 3600.0  # seconds that a counter of tokens is kept; the node's highest stays
 
 
@@ -62,6 +64,7 @@ class RedlockCoordinator:
         if settings.fenced:
             _refuse_unfenceable(nodes, self.capabilities)
         self._nodes = tuple(nodes)
+        self._everywhere = frozenset(range(len(nodes)))
         self._settings = settings
         self._names = Names(settings.prefix, settings.kind)
         # A forgotten queue lock costs a double run that the run lock still prevents.
@@ -97,12 +100,16 @@ class RedlockCoordinator:
             ImproperlyConfigured: an argument is not allowed, or one server is listed twice.
         """
         self._refuse_bad_arguments(key, owner, ttl)
-        facts = json.dumps(holder.to_dict(), separators=(",", ":"))
-        attempt = Acquisition(self._names, key, owner, facts, self._settings.max_ttl)
-        with self._channel() as channel:
-            if self._tokens is None:
-                return attempt.run(channel, self._round(ttl))
-            return self._tokens.acquire(channel, attempt, lambda: self._round(ttl))
+        facts = _encode(vars(holder))
+        attempt = Acquisition(
+            self._names, key, owner, facts, self._settings.max_ttl, self._everywhere
+        )
+        tokens = self._tokens
+        if tokens is None:
+            return self._talk(lambda channel: attempt.run(channel, self._round(ttl)))
+        return self._talk(
+            lambda channel: tokens.acquire(channel, attempt, lambda: self._round(ttl))
+        )
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
         """Prolong this exact grant; None if it is not ours any more.
@@ -115,8 +122,9 @@ class RedlockCoordinator:
         this = self._round(ttl, until=grant.valid_until)
         if this.started >= this.until:
             return None
-        with self._channel() as channel:
-            return extend(channel, self._names, grant, this, self._keeping())
+        return self._talk(
+            lambda channel: extend(channel, self._names, grant, this, self._keeping())
+        )
 
     def release(self, grant: Grant) -> bool:
         """Give this exact grant back; False if it was not ours any more.
@@ -126,8 +134,7 @@ class RedlockCoordinator:
                 has run out.
         """
         preferred = grant.record.channel if grant.record is not None else None
-        with self._channel(preferred) as channel:
-            return release(channel, self._names, grant)
+        return self._talk(lambda channel: release(channel, self._names, grant), preferred)
 
     def inspect(self, key: str) -> Held | None:
         """Who holds the lock now; None if nobody does on a majority.
@@ -135,8 +142,7 @@ class RedlockCoordinator:
         Raises:
             CoordinatorUnavailable: nobody can say.
         """
-        with self._channel() as channel:
-            return inspect(channel, self._names, key, now())
+        return self._talk(lambda channel: inspect(channel, self._names, key, now()))
 
     def check(self) -> list[Finding]:
         """What an operator should know of these servers.  Never raises."""
@@ -169,8 +175,7 @@ class RedlockCoordinator:
         if self._tokens is None:
             raise ImproperlyConfigured("only servers that give fencing tokens need admission")
         self._tokens.forget_epoch()
-        with self._channel() as channel:
-            return admit(channel, self._names, self._settings.max_ttl)
+        return self._talk(lambda channel: admit(channel, self._names, self._settings.max_ttl))
 
     def _keeping(self) -> Keeping:
         tokens, longest = self._tokens, self._settings.max_ttl
@@ -180,11 +185,10 @@ class RedlockCoordinator:
         fenced, drift = self._tokens is not None and until == math.inf, self._settings.drift
         return Round(len(self._nodes), now(), ttl, drift, fenced, until)
 
-    @contextmanager
-    def _channel(self, preferred: Channel | None = None) -> Iterator[Channel]:
+    def _talk(self, talk: Callable[[Channel], T], preferred: Channel | None = None) -> T:
         channel = self._channels.take(preferred)
         try:
-            yield channel
+            answer = talk(channel)
         except CoordinatorUnavailable:
             self._channels.give(channel)
             raise
@@ -192,12 +196,13 @@ class RedlockCoordinator:
             channel.close()  # interrupted: what it is in the middle of is not known
             raise
         self._channels.give(channel)
+        return answer
 
     def _refuse_bad_arguments(self, key: str, owner: str, ttl: float) -> None:
         shortest, longest = self.capabilities.min_ttl, self._settings.max_ttl
         if not key:
             raise ImproperlyConfigured("a lock needs a name, and got an empty one")
-        if not owner or any(letter.isspace() for letter in owner):
+        if owner.split() != [owner]:
             raise ImproperlyConfigured(f"an owner must be a text without blanks, not {owner!r}")
         if not shortest < ttl <= longest:
             raise ImproperlyConfigured(
