@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.redis_channel import Channel, Reply, Silence
 from celery_redlock.coordinators.redis_wire import ErrorReply
 from celery_redlock.quorum import Round, Verdict, Vote, behind, judge, majority
 
-__all__ = ["Ballot", "Record", "Requests", "order"]
+__all__ = ["Ballot", "Outcome", "Record", "Requests", "order"]
 
 _NOTHING = Silence("nothing was heard")
 # Answers of a server that must be asked again what it is: another role, state or set of rights.
@@ -48,6 +48,22 @@ class Record:
     def __reduce__(self) -> tuple[Any, ...]:
         # In another process none of the connections is the same.
         return Record, (self.holder, self.token, self.exact, dict(self.unseen), None)
+
+
+class Outcome(NamedTuple):
+    """What a round that was won has come to.
+
+    Attributes:
+        ttl: seconds that were asked for.
+        valid_until: the trusted end.
+        votes: those that were in, by the server's number.
+        said: what each server answered.
+    """
+
+    ttl: float
+    valid_until: float
+    votes: Mapping[int, Vote]
+    said: Mapping[int, Any]
 
 
 Requests = Iterable[tuple[bytes, Sequence[int]]]
@@ -118,6 +134,10 @@ class Ballot:
             if self._lift and self.verdict.target:
                 self._lift_laggards(self._lift)
         return self.verdict
+
+    def outcome(self) -> Outcome:
+        """What a round that was won has come to."""
+        return Outcome(self.round.ttl, self.verdict.valid_until, self.votes, self.said)
 
     def unseen(self) -> dict[int, int]:
         """The servers that were asked but not heard, with the connection's serial number."""

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from celery_redlock.clock import now
-from celery_redlock.coordinators.redis_link import Broken, Expected, Link, connect
+from celery_redlock.coordinators.redis_connect import begin_link, settle
+from celery_redlock.coordinators.redis_link import Broken, Expected, Link
 from celery_redlock.coordinators.redis_node import Node
 from celery_redlock.coordinators.redis_wire import ErrorReply
 from celery_redlock.native import get_ident
@@ -199,8 +200,11 @@ class Channel:
                 continue
             try:
                 self._hear(number, link, mask)
-            except Broken:  # closed while nobody was looking, so nobody is to blame
-                self._forget(number, link)
+            except Broken as exc:
+                if link.answers is None:  # closed while nobody was looking: nobody is to blame
+                    self._forget(number, link)
+                else:
+                    self._drop(number, str(exc))
         self._lost = []
         for number, old in enumerate(self.links) if tidy else ():
             if old is not None and old.oldest + old.node.timeout <= instant:
@@ -210,7 +214,8 @@ class Channel:
         """Have the greeting over first, and connect before that if need be."""
         try:
             if link is None:
-                link = self._open(number)
+                link = begin_link(self.nodes[number])
+                self._open(number, link)
                 self._deadline = now() + link.node.timeout
         except Broken as exc:
             self._drop(number, str(exc))
@@ -218,14 +223,27 @@ class Channel:
         else:
             link.queued += expected
 
-    def _open(self, number: int) -> Link:
-        link = connect(self.nodes[number])
+    def _open(self, number: int, link: Link) -> None:
         self.links[number] = link
-        self._selector.register(link.socket, selectors.EVENT_READ, number)
-        link.write(b"".join(self._greeter.commands))
+        wanted = selectors.EVENT_WRITE if link.connecting else selectors.EVENT_READ
+        self._selector.register(link.socket, wanted, number)
+        if not link.connecting:
+            self._greet(number, link)
+
+    def _greet(self, number: int, link: Link) -> None:
+        link.write(b"".join([*link.preamble, *self._greeter.commands]))
         if link.unsent:
             self._watch_for_room(number, link)
-        return link
+
+    def _settle(self, number: int, link: Link) -> None:
+        """Go on with a link whose connecting has ended, well or not."""
+        following = settle(link)
+        if following is link:
+            self._selector.modify(link.socket, selectors.EVENT_READ, number)
+            self._greet(number, link)
+        else:
+            self._forget(number, link)
+            self._open(number, following)
 
     def _ask(self, number: int, link: Link, expected: Sequence[Expected]) -> None:
         link.due.extend(expected)
@@ -259,6 +277,9 @@ class Channel:
 
     def _hear(self, number: int, link: Link, mask: int) -> list[Reply]:
         """What has arrived for this round on one connection; all of it is taken off first."""
+        if link.connecting:
+            self._settle(number, link)
+            return []
         if mask & selectors.EVENT_WRITE:
             link.flush()
             if not link.unsent:
@@ -280,10 +301,12 @@ class Channel:
 
     def _greeted(self, number: int, link: Link, answers: list[Any], value: Any) -> None:
         answers.append(value)
-        if len(answers) < len(self._greeter.commands):
+        introduced = len(link.preamble)
+        if len(answers) < introduced + len(self._greeter.commands):
             return
         link.answers = None
-        reason = self._greeter.judge(link.node, answers)
+        refused = [one for one in answers[:introduced] if isinstance(one, ErrorReply)]
+        reason = refused[0] if refused else self._greeter.judge(link.node, answers[introduced:])
         if reason:
             raise Broken(reason)
         instant = now()

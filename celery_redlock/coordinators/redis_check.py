@@ -7,6 +7,7 @@ Writes only below the prefix's ``node:probe``, and takes that away again.
 from __future__ import annotations
 
 import secrets
+import selectors
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from typing import Any, Literal
 from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Finding
 from celery_redlock.coordinators.redis_commands import LOAD_SCRIPTS, Names
+from celery_redlock.coordinators.redis_connect import begin_link, settle
 from celery_redlock.coordinators.redis_epoch import ADMIT, Epoch
 from celery_redlock.coordinators.redis_fitness import undurable
-from celery_redlock.coordinators.redis_link import Broken, connect
+from celery_redlock.coordinators.redis_link import Broken, Link
 from celery_redlock.coordinators.redis_node import Facts, Node, greeting, learn
 from celery_redlock.coordinators.redis_probe import missing_rights
-from celery_redlock.coordinators.redis_wire import pack
+from celery_redlock.coordinators.redis_wire import ErrorReply, pack
 from celery_redlock.quorum import majority
 
 __all__ = ["check_servers"]
@@ -80,9 +82,9 @@ def check_servers(
 
 
 def _look(node: Node, names: Names) -> _Seen:
-    link = connect(_patient(node))
+    link = begin_link(_patient(node))
     try:
-        link.socket.settimeout(_PATIENCE)
+        link = _connected(link)
         hello = greeting(names.epoch, names.probe, LOAD_SCRIPTS)
         facts = learn(_ask(link, hello), now())
         samples = [_time(link) for _ in range(_SAMPLES)]
@@ -93,6 +95,23 @@ def _look(node: Node, names: Names) -> _Seen:
     finally:
         link.close()
     return _Seen(node, facts, round_trip, offset, lacks)
+
+
+def _connected(link: Link) -> Link:
+    while link.connecting:
+        with selectors.DefaultSelector() as selector:
+            selector.register(link.socket, selectors.EVENT_WRITE)
+            if not selector.select(_PATIENCE):
+                raise Broken(f"no connection within {_PATIENCE:g} s")
+        settled = settle(link)
+        if settled is not link:
+            link.close()
+        link = settled
+    link.socket.settimeout(_PATIENCE)
+    for answer in _ask(link, link.preamble):
+        if isinstance(answer, ErrorReply):
+            raise Broken(answer)
+    return link
 
 
 def _patient(node: Node) -> Node:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Grant
-from celery_redlock.coordinators.redis_ballot import Ballot, Record, Requests, order
+from celery_redlock.coordinators.redis_ballot import Ballot, Outcome, Record, Requests, order
 from celery_redlock.coordinators.redis_channel import Channel, Silence
 from celery_redlock.coordinators.redis_commands import EXTEND, HEAL, RELEASE, Names, milliseconds
 from celery_redlock.coordinators.redis_node import Facts
@@ -16,7 +16,8 @@ from celery_redlock.coordinators.redis_wire import pack
 from celery_redlock.exceptions import CoordinatorUnavailable
 from celery_redlock.quorum import Round, Vote, majority
 
-__all__ = ["Keeping", "extend", "release"]
+__all__ = ["Keeping", "extend", "prolonging", "read_extend", "refused", "release", "renewed"]
+__all__ += ["unavailable"]
 
 
 class Keeping(NamedTuple):
@@ -42,31 +43,45 @@ def extend(
         CoordinatorUnavailable: too few servers answered.
     """
     channel.begin()
-    record: Record | None = grant.record
-    ballot = Ballot(
-        channel, this, _prolonging(channel, names, grant, this.ttl, keeping.longest), _read
+    ask = prolonging(channel, names, grant, this.ttl, keeping.longest)
+    ballot = Ballot(channel, this, ask, read_extend)
+    verdict = ballot.hold(lambda ballot: refused(this.nodes, ballot.votes))
+    if verdict.state == "won":
+        return renewed(channel, names, grant, ballot.outcome(), keeping)
+    if refused(this.nodes, ballot.votes) or now() >= this.until:
+        return None
+    raise unavailable(channel, grant, ballot.said)
+
+
+def unavailable(channel: Channel, grant: Grant, said: Mapping[int, Any]) -> CoordinatorUnavailable:
+    """The error of an extend that too few servers answered."""
+    nodes = len(channel.nodes)
+    return CoordinatorUnavailable(
+        f"lock {grant.key!r}: {majority(nodes)} of {nodes} lock servers must renew it",
+        {
+            node.shown: _say(said.get(number, Silence(f"left out, after: {node.trouble}")))
+            for number, node in enumerate(channel.nodes)
+        },
     )
-    verdict = ballot.hold(_refused)
-    if verdict.state != "won":
-        if _refused(ballot) or now() >= this.until:
-            return None
-        raise CoordinatorUnavailable(
-            f"lock {grant.key!r}: {majority(this.nodes)} of {this.nodes} lock servers must renew it",
-            {
-                node.shown: _say(ballot.said.get(number, Silence(f"left out: {node.trouble}")))
-                for number, node in enumerate(channel.nodes)
-            },
-        )
+
+
+def renewed(
+    channel: Channel, names: Names, grant: Grant, outcome: Outcome, keeping: Keeping
+) -> Grant:
+    """The grant that an extend has won; puts the lock back where it was missing."""
+    record: Record | None = grant.record
     if record is not None:
-        unseen = _still_unseen(channel, record.unseen, ballot)
-        unseen.update(_heal(channel, names, grant, ballot, keeping))
+        unseen = _still_unseen(channel, record.unseen, outcome.said)
+        unseen.update(_heal(channel, names, grant, outcome, keeping))
         record = replace(record, unseen=unseen)
-    return replace(grant, ttl=this.ttl, valid_until=verdict.valid_until, record=record)
+    until = outcome.valid_until
+    return replace(grant, ttl=outcome.ttl, valid_until=until, record=record)
 
 
-def _prolonging(
+def prolonging(
     channel: Channel, names: Names, grant: Grant, ttl: float, longest: float
 ) -> Callable[[Sequence[int]], Requests]:
+    """What makes the commands that prolong a grant, natively where that can be."""
     name, life = names.lock(grant.key), milliseconds(ttl)
     record: Record | None = grant.record
 
@@ -107,15 +122,16 @@ def _releases(facts: Facts) -> object:
     return facts.release
 
 
-def _read(answer: Any) -> Vote:
+def read_extend(answer: Any) -> Vote:
+    """The vote that an answer to an extend stands for."""
     if answer in (1, b"OK"):
         return Vote("yes")
     return Vote("no", owner="another" if answer == -1 else "")
 
 
-def _refused(ballot: Ballot) -> bool:
-    against = sum(vote.says == "no" for vote in ballot.votes.values())
-    return against >= majority(ballot.round.nodes)
+def refused(nodes: int, votes: Mapping[int, Vote]) -> bool:
+    """Whether a majority says that the lock isn't ours any more."""
+    return sum(vote.says == "no" for vote in votes.values()) >= majority(nodes)
 
 
 def _say(answer: Any) -> str:
@@ -124,40 +140,46 @@ def _say(answer: Any) -> str:
     return "renewed" if answer in (1, b"OK") else "not ours"
 
 
-def _still_unseen(channel: Channel, unseen: Mapping[int, int], ballot: Ballot) -> dict[int, int]:
+def _still_unseen(
+    channel: Channel, unseen: Mapping[int, int], said: Mapping[int, Any]
+) -> dict[int, int]:
     """What is still unseen: an answer to the extend comes after the one to the acquire."""
     return {
         number: serial
         for number, serial in unseen.items()
-        if isinstance(ballot.said.get(number, Silence()), Silence)
+        if isinstance(said.get(number, Silence()), Silence)
         or (link := channel.links[number]) is None
         or link.serial != serial
     }
 
 
 def _heal(
-    channel: Channel, names: Names, grant: Grant, ballot: Ballot, keeping: Keeping
+    channel: Channel, names: Names, grant: Grant, outcome: Outcome, keeping: Keeping
 ) -> dict[int, int]:
     """Put the lock back where it is missing; nobody waits for that, and it is no vote."""
     healed: dict[int, int] = {}
     record: Record | None = grant.record
-    if record is None:
+    votes = outcome.votes.items()
+    missing = [number for number, vote in votes if vote.says == "no" and not vote.owner]
+    if record is None or not missing:
         return healed
-    keys: tuple[str, ...] = names.lock(grant.key), names.grave(grant.key, grant.owner)
-    life = milliseconds(ballot.verdict.valid_until - now())
-    value = record.value(grant.owner)
-    words = life, milliseconds(keeping.longest), value
-    command = HEAL.call(keys, grant.owner, *words)
-    if record.token:
-        keys += names.counter(grant.key), names.highest, names.epoch
-        fence = keeping.epoch, record.token, milliseconds(keeping.counter_life)
-        command = HEAL.call(keys, grant.owner, *words, *fence)
-    for number, vote in ballot.votes.items():
+    command = _healing(names, grant, record, outcome.valid_until - now(), keeping)
+    for number in missing:
         link = channel.links[number]
-        missing = vote.says == "no" and not vote.owner
-        if missing and link is not None and channel.post(number, command):
+        if link is not None and channel.post(number, command):
             healed[number] = link.serial
     return healed
+
+
+def _healing(names: Names, grant: Grant, record: Record, left: float, keeping: Keeping) -> bytes:
+    keys: tuple[str, ...] = names.lock(grant.key), names.grave(grant.key, grant.owner)
+    value = record.value(grant.owner)
+    words = milliseconds(left), milliseconds(keeping.longest), value
+    if not record.token:
+        return HEAL.call(keys, grant.owner, *words)
+    keys += names.counter(grant.key), names.highest, names.epoch
+    fence = keeping.epoch, record.token, milliseconds(keeping.counter_life)
+    return HEAL.call(keys, grant.owner, *words, *fence)
 
 
 def release(channel: Channel, names: Names, grant: Grant) -> bool:

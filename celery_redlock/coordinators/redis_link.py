@@ -1,4 +1,4 @@
-"""One connection to one lock server.  Nothing here waits, apart from the blocking connect."""
+"""One connection to one lock server.  Nothing here waits."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import itertools
 import math
 import ssl
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.redis_node import Node
 from celery_redlock.coordinators.redis_wire import Parser, ProtocolError
 
-__all__ = ["Broken", "Expected", "Link", "connect"]
+__all__ = ["Broken", "Expected", "Link", "describe"]
 
 _READ_SIZE = 65536
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -47,19 +48,40 @@ class Link:
 
     Args:
         node: the server at the other end.
-        sock: connected; made non-blocking here.
+        sock: connected or connecting; made non-blocking here.
+        preamble: the commands that come before everything else.
+        connecting: whether the socket is still being connected.
         keep: kept alive as long as the link is, and told to ``disconnect()`` at its end.
+
+    Attributes:
+        serial: differs from that of any other link of this process.
+        due: the replies to come, in their order.
+        unsent: what there was no room for yet.
+        answers: to the preamble and the greeting; None once those are over.
+        queued: the requests that wait for that.
+        others: further addresses to try, should this one not answer.
     """
 
-    def __init__(self, node: Node, sock: Any, keep: Any = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        sock: Any,
+        *,
+        preamble: Sequence[bytes] = (),
+        connecting: bool = False,
+        keep: Any = None,
+    ) -> None:
         """Nothing is sent yet."""
         self.node = node
         self.socket = sock
         self.serial = next(_serials)
         self.due: deque[Expected] = deque()
         self.unsent = b""
-        self.answers: list[Any] | None = []  # to the greeting; None once it is over
-        self.queued: list[Expected] = []  # what waits for the greeting's end
+        self.answers: list[Any] | None = []
+        self.queued: list[Expected] = []
+        self.others: list[Any] = []
+        self.preamble = preamble
+        self.connecting = connecting
         self.opened = now()
         self._parser = Parser()
         self._keep = keep
@@ -140,23 +162,6 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link {self.serial} to {self.node.shown}, {len(self.due)} replies due>"
-
-
-def connect(node: Node) -> Link:
-    """A new link, by the client library's own means: addresses, TLS, users and databases.
-
-    Raises:
-        Broken: it can't be made.
-    """
-    options = dict(node.options)
-    try:
-        if node.locate is not None:
-            options["host"], options["port"] = node.locate()
-        connection = node.connection_class(**options)
-        connection.connect()
-    except Exception as exc:  # the library's errors have no common base with the socket's
-        raise Broken(describe(exc)) from exc
-    return Link(node, connection._sock, connection)  # noqa: SLF001  # it has no other way in
 
 
 def describe(error: BaseException) -> str:

@@ -6,7 +6,7 @@ goes over them is this package's own.  Never retries, sleeps or starts a thread.
 The smallest rights that an ACL user needs, where ``app`` is the prefix of the names::
 
     user locks on >secret resetkeys ~app:* resetchannels -@all
-         +evalsha +script|load +get +set +del +exists +pttl +pexpire +time
+         +evalsha +script|load +get +mget +set +del +exists +pttl +pexpire +time
          +info +config|get +delifeq +delex
 
 ``delifeq`` and ``delex`` only save time where the server has them (leave out the one that it
@@ -24,12 +24,14 @@ from typing import Any, TypeVar
 from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
 from celery_redlock.coordinators.redis_acquire import Acquisition
+from celery_redlock.coordinators.redis_batch import CHUNK, Renewal, extend_many
 from celery_redlock.coordinators.redis_channel import Channel, Channels, Greeter
 from celery_redlock.coordinators.redis_check import check_servers
 from celery_redlock.coordinators.redis_commands import LOAD_SCRIPTS, Names
 from celery_redlock.coordinators.redis_epoch import admit
 from celery_redlock.coordinators.redis_fitness import Fitness
 from celery_redlock.coordinators.redis_keep import Keeping, extend, release
+from celery_redlock.coordinators.redis_listen import Listener, listen_to_holder
 from celery_redlock.coordinators.redis_look import inspect
 from celery_redlock.coordinators.redis_node import Node, greeting
 from celery_redlock.coordinators.redis_tokens import Tokens
@@ -126,6 +128,42 @@ class RedlockCoordinator:
             lambda channel: extend(channel, self._names, grant, this, self._keeping())
         )
 
+    def extend_all(
+        self, grants: Sequence[Grant], ttl: float
+    ) -> list[Grant | CoordinatorUnavailable | None]:
+        """Prolong many grants at once, at about the price of their bytes.
+
+        Args:
+            grants: any number of them.
+            ttl: seconds, for all of them.
+
+        Returns:
+            for each, in order: the prolonged grant; None if it is not ours any more; or the
+            error that :meth:`extend` would have raised.
+
+        Raises:
+            ImproperlyConfigured: the ttl is not allowed.
+        """
+        answers: list[Grant | CoordinatorUnavailable | None] = []
+        for start in range(0, len(grants), CHUNK):
+            answers += self._extend_chunk(grants[start : start + CHUNK], ttl)
+        return answers
+
+    def _extend_chunk(
+        self, grants: Sequence[Grant], ttl: float
+    ) -> list[Grant | CoordinatorUnavailable | None]:
+        renewals: dict[int, Renewal] = {}
+        for place, grant in enumerate(grants):
+            self._refuse_bad_arguments(grant.key, grant.owner, ttl)
+            this = self._round(ttl, until=grant.valid_until)
+            if this.started < this.until:
+                renewals[place] = Renewal(grant, this)
+        asked, keeping = list(renewals.values()), self._keeping()
+        if not asked:
+            return [None] * len(grants)
+        answers = iter(self._talk(lambda ch: extend_many(ch, self._names, asked, keeping)))
+        return [next(answers) if place in renewals else None for place in range(len(grants))]
+
     def release(self, grant: Grant) -> bool:
         """Give this exact grant back; False if it was not ours any more.
 
@@ -143,6 +181,10 @@ class RedlockCoordinator:
             CoordinatorUnavailable: nobody can say.
         """
         return self._talk(lambda channel: inspect(channel, self._names, key, now()))
+
+    def listen(self, key: str) -> Listener | None:
+        """What hears at once that the lock was given back; None where no server tells."""
+        return listen_to_holder(self._nodes, self._names.lock(key))
 
     def check(self) -> list[Finding]:
         """What an operator should know of these servers.  Never raises."""
