@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,16 +17,12 @@ from celery_redlock.exceptions import CoordinatorUnavailable
 from celery_redlock.interrupt import shielded
 from celery_redlock.lease import Lease
 from celery_redlock.options import LockOptions, Mode
+from celery_redlock.waiting import Patience
 from celery_redlock.watchdog import Hold, watchdog
 
 __all__ = ["Claimant", "Session", "boot_nonce", "current_lease", "entered", "held_leases"]
 
 logger = logging.getLogger(__name__)
-
-# Contenders that split the votes try again this often, after a random delay that doubles.
-SPLIT_TRIES = 8
-SPLIT_DELAY = 0.01
-POLL_FIRST, POLL_LONGEST = 0.02, 0.25
 
 _leases: ContextVar[tuple[Lease, ...]] = ContextVar("celery_redlock_leases", default=())
 
@@ -108,15 +102,15 @@ class Session:
         Raises:
             CoordinatorUnavailable: nobody can say; nothing is held.
         """
-        began, pauses = clock.now(), _Pauses()
-        while True:
-            conflict = self._try(clock.now() - began, stop_body)
-            if conflict is None:
-                return None
-            pause = pauses.after(conflict, began + wait - clock.now())
-            if pause is None:
-                return conflict
-            time.sleep(pause)
+        began = clock.now()
+        patience = Patience(wait, getattr(self.claimant.coordinator, "listen", None))
+        try:
+            while True:
+                conflict = self._try(clock.now() - began, stop_body)
+                if conflict is None or not patience.another_try(conflict):
+                    return conflict
+        finally:
+            patience.close()
 
     def _try(self, waited: float, stop_body: Callable[[Lease], None] | None) -> Conflict | None:
         claimant = self.claimant
@@ -142,25 +136,6 @@ class Session:
             if self.hold is not None and not self._given_back:
                 self._given_back = True
                 _finish(self.claimant, self.hold)
-
-
-@dataclass
-class _Pauses:
-    """How long to wait between tries: for a split vote at once and randomly, else by polling."""
-
-    polls: int = 0
-    splits: int = 0
-
-    def after(self, conflict: Conflict, left: float) -> float | None:
-        """Seconds until the next try; None if there is to be none."""
-        if not conflict.certain and self.splits < SPLIT_TRIES:
-            self.splits += 1
-            return random.uniform(0, SPLIT_DELAY * 2**self.splits)  # noqa: S311 - not a secret
-        if left <= 0:
-            return None
-        longest = min(POLL_LONGEST, POLL_FIRST * 2 ** min(self.polls, 8))
-        self.polls += 1
-        return min(left, random.uniform(longest / 2, longest))  # noqa: S311 - not a secret
 
 
 def _acquire_all(claimant: Claimant) -> tuple[Grant, ...] | Conflict:

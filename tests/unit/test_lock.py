@@ -7,9 +7,10 @@ import pytest
 from celery_redlock import events
 from celery_redlock.coordinators.base import Conflict, Grant, Holder
 from celery_redlock.exceptions import CoordinatorUnavailable
-from celery_redlock.lock import SPLIT_TRIES, Claimant, Session, entered, held_leases
+from celery_redlock.lock import Claimant, Session, entered, held_leases
 from celery_redlock.options import LockOptions
 from celery_redlock.testing import MemoryCoordinator
+from celery_redlock.waiting import SPLIT_TRIES
 from celery_redlock.watchdog import watchdog
 
 SPLIT = Conflict("k", certain=False)
