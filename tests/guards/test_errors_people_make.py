@@ -6,7 +6,7 @@ Each test is its own negative control: the same history runs with the mistake an
 import pytest
 import sqlalchemy as sa
 
-from celery_redlock.coordinators.base import Holder
+from celery_redlock.coordinators.base import Grant, Holder
 from celery_redlock.coordinators.memory import MemoryCoordinator
 from celery_redlock.exceptions import StaleTokenError
 from celery_redlock.fencing import FencingToken
@@ -19,6 +19,20 @@ fence = metadata.tables["redlock_fence"]
 def claiming(number, lock=LOCK):
     """What the guard does first in a transaction."""
     return lambda connection: claim(connection, FencingToken(number, lock))
+
+
+def granted(coordinator, owner):
+    """A grant of the account's lock."""
+    grant = coordinator.acquire(LOCK, owner, 30, Holder())
+    assert isinstance(grant, Grant)
+    return grant
+
+
+def held(coordinator):
+    """What the coordinator says of the account's lock."""
+    now = coordinator.inspect(LOCK)
+    assert now is not None
+    return now
 
 
 def nothing(connection):
@@ -80,12 +94,12 @@ def test_strictly_lower_refuses_the_rightful_holder_s_second_write(bank):
 def test_comparing_with_the_latest_issued_token_loses_an_update(bank):
     """The answer to "is mine the latest?" is true for holder 1 until a moment before it writes."""
     coordinator = MemoryCoordinator()
-    first = coordinator.acquire(LOCK, "first", 30, Holder())
+    first = granted(coordinator, "first")
     second = []
 
     def programs():
         def latest(connection):
-            if coordinator.inspect(LOCK).owner != "first":
+            if held(coordinator).owner != "first":
                 raise StaleTokenError(LOCK, 1)
 
         one = depositing(bank, nothing, latest, apart=True)
@@ -93,7 +107,7 @@ def test_comparing_with_the_latest_issued_token_loses_an_update(bank):
 
         def taking_over():
             coordinator.release(first)
-            second.append(coordinator.acquire(LOCK, "second", 30, Holder()))
+            second.append(granted(coordinator, "second"))
             two[0]()
 
         return [one, [taking_over, two[1]]]
@@ -105,17 +119,17 @@ def test_comparing_with_the_latest_issued_token_loses_an_update(bank):
 def test_asking_the_lock_for_the_current_token_lets_a_stale_holder_in(bank):
     """The token must be the grant's own: the current one is the other's."""
     coordinator = MemoryCoordinator()
-    grant = coordinator.acquire(LOCK, "first", 30, Holder())
+    grant = granted(coordinator, "first")
     own = grant.fencing_token
 
     def current(connection):
-        claim(connection, coordinator.inspect(LOCK).fencing_token)
+        claim(connection, held(coordinator).fencing_token)
 
     def carried(connection):
         claim(connection, own)
 
     coordinator.release(grant)
-    newer = coordinator.acquire(LOCK, "second", 30, Holder()).fencing_token
+    newer = granted(coordinator, "second").fencing_token
     two = depositing(bank, claiming(newer), claiming(newer))
     assert lost(bank, [0, 1, 1, 0], depositing(bank, nothing, current), two)
     two = depositing(bank, claiming(newer), claiming(newer))

@@ -105,10 +105,14 @@ def wsgi(app, header=None, method="POST"):
         started.append(status)
         return started.append
 
-    chunks = validator(app)(environ, start_response)
-    body = b"".join(chunks)
-    chunks.close()
+    with contextlib.closing(validator(app)(environ, start_response)) as chunks:
+        body = b"".join(chunks)
     return int(started[0].split()[0]), body
+
+
+async def unasked():
+    """What a request would bring; nobody here wants it."""
+    raise AssertionError
 
 
 def asgi(app, header=None, method="POST"):
@@ -121,7 +125,7 @@ def asgi(app, header=None, method="POST"):
     async def send(message):
         messages.append(message)
 
-    asyncio.run(app(scope, None, send))
+    asyncio.run(app(scope, unasked, send))
     return messages[0]["status"], b"".join(m.get("body", b"") for m in messages)
 
 
@@ -293,7 +297,7 @@ def test_other_connections_are_passed_on(bank):
     async def send(message):
         messages.append(message)
 
-    asyncio.run(FencedASGI(Service(bank).asgi)({"type": "websocket"}, None, send))
+    asyncio.run(FencedASGI(Service(bank).asgi)({"type": "websocket"}, unasked, send))
     assert messages == [{"type": "websocket.close"}]
 
 
