@@ -6,10 +6,7 @@ them.  Starts no thread, and waits for nothing but the replies to the present ro
 
 from __future__ import annotations
 
-import os
 import selectors
-import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,9 +15,8 @@ from celery_redlock.coordinators.redis_connect import begin_link, settle
 from celery_redlock.coordinators.redis_link import Broken, Expected, Link
 from celery_redlock.coordinators.redis_node import Node
 from celery_redlock.coordinators.redis_wire import ErrorReply
-from celery_redlock.native import get_ident
 
-__all__ = ["Channel", "Channels", "Greeter", "Reply", "Silence"]
+__all__ = ["Channel", "Greeter", "Reply", "Silence"]
 
 
 class Silence(str):
@@ -154,7 +150,8 @@ class Channel:
         """
         while self._waiting > 0:
             patience = self._deadline - now() if self._waiting > len(self._lost) else 0.0
-            for key, mask in self._selector.select(max(0.0, patience)):
+            ready = self._selector.select(max(0.0, patience))
+            for key, mask in ready:
                 number = key.data
                 link = self.links[number]
                 if link is None or link.socket is not key.fileobj:
@@ -166,7 +163,8 @@ class Channel:
                     continue
                 self._waiting -= len(heard)
                 yield from heard
-            if self._waiting > len(self._lost) and now() >= self._deadline:
+            # Nobody is late whose answer lies here already, however long we were held up.
+            if not ready and self._waiting > len(self._lost) and now() >= self._deadline:
                 self._time_out()
             while self._lost:
                 self._waiting -= 1
@@ -231,6 +229,7 @@ class Channel:
             self._greet(number, link)
 
     def _greet(self, number: int, link: Link) -> None:
+        link.opened = now()
         link.write(b"".join([*link.preamble, *self._greeter.commands]))
         if link.unsent:
             self._watch_for_room(number, link)
@@ -257,6 +256,7 @@ class Channel:
 
     def _forget(self, number: int, link: Link) -> None:
         self.links[number] = None
+        link.node.identity = None
         self._selector.unregister(link.socket)
         link.close()
 
@@ -291,6 +291,8 @@ class Channel:
             if link.answers is not None:
                 self._greeted(number, link, link.answers, value)
                 continue
+            if not link.due:
+                raise Broken(f"it said {value!r} without being asked")
             expected = link.due.popleft()
             if expected.round != self._round:
                 continue
@@ -304,11 +306,11 @@ class Channel:
         introduced = len(link.preamble)
         if len(answers) < introduced + len(self._greeter.commands):
             return
-        link.answers = None
         refused = [one for one in answers[:introduced] if isinstance(one, ErrorReply)]
         reason = refused[0] if refused else self._greeter.judge(link.node, answers[introduced:])
         if reason:
             raise Broken(reason)
+        link.answers = None
         instant = now()
         owed = [Expected(0, None, instant, command) for command in link.node.take_owed(instant)]
         wanted = [one._replace(sent=instant) for one in link.queued if one.round == self._round]
@@ -341,74 +343,6 @@ class Channel:
                 link.node.trip(_silent(link.node), now())
                 self._lost += [Reply(number, one.tag, Silence(_silent(link.node))) for one in late]
         self._waiting = len(self._lost)
-
-
-class Channels:
-    """The channels of one process that are not in use; made anew after a fork.
-
-    Args:
-        make: makes a new channel.
-    """
-
-    def __init__(self, make: Callable[[], Channel]) -> None:
-        """Start with none."""
-        self._make = make
-        self._process = 0
-        self._free: dict[int, deque[Channel]] = {}
-        self._apart = False
-
-    def take(self, preferred: Channel | None = None) -> Channel:
-        """A channel for the caller alone: the preferred one if it is free, else any."""
-        free = self._mine()
-        if preferred is not None:
-            try:
-                free.remove(preferred)
-            except ValueError:  # in use, closed, or another process's
-                pass
-            else:
-                return preferred
-        try:
-            return free.pop()
-        except IndexError:
-            return self._make()
-
-    def give(self, channel: Channel) -> None:
-        """Take a channel back."""
-        self._mine().append(channel)
-
-    def close(self) -> None:
-        """Close the calling thread's share of the channels that are not in use."""
-        free = self._mine()
-        while free:
-            try:
-                free.pop().close()
-            except IndexError:  # another thread took the last one
-                break
-
-    def _mine(self) -> deque[Channel]:
-        if os.getpid() != self._process:
-            self._start_anew()
-        share = get_ident() if self._apart else 0
-        return self._free.get(share) or self._free.setdefault(share, deque())
-
-    def _start_anew(self) -> None:
-        inherited, self._free = self._free, {}
-        self._process = os.getpid()
-        self._apart = _patched()
-        for channel in (one for several in inherited.values() for one in several):
-            channel.abandon()
-
-
-def _patched() -> bool:
-    """Whether sockets are gevent's or eventlet's, so that one belongs to the thread it is of."""
-    for name, asks in (
-        ("gevent.monkey", "is_module_patched"),
-        ("eventlet.patcher", "is_monkey_patched"),
-    ):
-        patcher = sys.modules.get(name)
-        if patcher is not None and getattr(patcher, asks)("socket"):
-            return True
-    return False
 
 
 def _silent(node: Node) -> str:

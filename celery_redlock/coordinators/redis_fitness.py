@@ -35,11 +35,11 @@ class Fitness:
         """
         instant = now()
         facts = learn(answers, instant)
-        node.facts = None
+        node.identity = None
         reason = self._unfit(facts, instant)
         if not reason:
             self._refuse_twin(node, facts)
-            node.facts = facts
+            node.facts, node.identity = facts, facts.run_id
         return reason
 
     def _unfit(self, facts: Facts, instant: float) -> str:
@@ -66,7 +66,7 @@ class Fitness:
 
     def _refuse_twin(self, node: Node, facts: Facts) -> None:
         for other in self._nodes:
-            if other is not node and other.facts and other.facts.run_id == facts.run_id:
+            if other is not node and facts.run_id and other.identity == facts.run_id:
                 raise ImproperlyConfigured(
                     f"{node.shown} and {other.shown} are the same server; two majorities could "
                     "then hold one lock: list each server once"

@@ -58,6 +58,7 @@ class Link:
         due: the replies to come, in their order.
         unsent: what there was no room for yet.
         answers: to the preamble and the greeting; None once those are over.
+        opened: the instant since which the connecting, and then the greeting, takes.
         queued: the requests that wait for that.
         others: further addresses to try, should this one not answer.
     """
@@ -146,7 +147,8 @@ class Link:
             except OSError as exc:
                 raise Broken(describe(exc)) from exc
             if not data:
-                raise Broken("it closed the connection")
+                said = f", after {replies[-1]}" if replies else ""
+                raise Broken(f"it closed the connection{said}")
             try:
                 replies += self._parser.feed(data)
             except ProtocolError as exc:

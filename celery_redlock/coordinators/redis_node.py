@@ -134,6 +134,13 @@ class Node:
         timeout: seconds that it may take to answer.
         locate: asks where the server is at present; None where its address is fixed.
         keep: kept alive as long as the node is.
+
+    Attributes:
+        facts: what it told last.
+        identity: the ``run_id`` of the server that was last reached under this address; None
+            since the last broken connection, for it may be another server by now.
+        trouble: what was seen when it last failed; empty if it answers.
+        cooling_until: the instant until which it is left out.
     """
 
     def __init__(
@@ -153,9 +160,10 @@ class Node:
         self.timeout = timeout
         self.locate = locate
         self.facts: Facts | None = None
+        self.identity: str | None = None
         self.trouble = ""
         self.cooling_until = 0.0
-        self.owed: deque[tuple[float, bytes]] = deque(maxlen=1000)
+        self._owed: deque[tuple[float, bytes]] = deque(maxlen=1000)
         self._failures = 0
         self._keep = keep
 
@@ -169,6 +177,7 @@ class Node:
         pause = min(_LONGEST_COOLDOWN, _FIRST_COOLDOWN * 2**self._failures)
         self._failures = min(self._failures + 1, 8)
         self.trouble = reason
+        self.identity = None
         # Spread, so that the processes of a worker don't all come back at one instant.
         self.cooling_until = now + pause * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
 
@@ -179,14 +188,14 @@ class Node:
 
     def owe(self, until: float, command: bytes) -> None:
         """Have a command sent on the next connection, if that comes before instant ``until``."""
-        self.owed.append((until, command))
+        self._owed.append((until, command))
 
     def take_owed(self, now: float) -> list[bytes]:
         """The owed commands that are still worth sending, each of them once."""
         worth: list[bytes] = []
-        while self.owed:
+        while self._owed:
             try:
-                until, command = self.owed.popleft()
+                until, command = self._owed.popleft()
             except IndexError:  # another thread took the last one
                 break
             if until > now:

@@ -25,7 +25,7 @@ from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
 from celery_redlock.coordinators.redis_acquire import Acquisition
 from celery_redlock.coordinators.redis_batch import CHUNK, Renewal, extend_many
-from celery_redlock.coordinators.redis_channel import Channel, Channels, Greeter
+from celery_redlock.coordinators.redis_channel import Channel, Greeter
 from celery_redlock.coordinators.redis_check import check_servers
 from celery_redlock.coordinators.redis_commands import LOAD_SCRIPTS, Names
 from celery_redlock.coordinators.redis_epoch import admit
@@ -34,6 +34,7 @@ from celery_redlock.coordinators.redis_keep import Keeping, extend, release
 from celery_redlock.coordinators.redis_listen import Listener, listen_to_holder
 from celery_redlock.coordinators.redis_look import inspect
 from celery_redlock.coordinators.redis_node import Node, greeting
+from celery_redlock.coordinators.redis_pool import Channels
 from celery_redlock.coordinators.redis_tokens import Tokens
 from celery_redlock.coordinators.redis_urls import node_from_client, node_from_url, refuse_bad_set
 from celery_redlock.coordinators.urls import CoordinatorSettings
