@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_redlock.coordinators.base import Holder
+from celery_redlock.exceptions import CoordinatorUnavailable
 from celery_redlock.fencing import FencingToken
 
 __all__ = ["Entry", "Floor", "binary", "created_at", "put", "read", "the_only", "written_at"]
@@ -37,11 +38,17 @@ class Floor:
 
     @classmethod
     def of(cls, found: Mapping[str, Any] | None) -> Floor:
-        """The floor that a range response found."""
+        """The floor that a range response found.
+
+        Raises:
+            CoordinatorUnavailable: it is no number.
+        """
         if found is None:
             return cls()
         digits = _text(found.get("value", ""))
-        return cls(int(digits) if digits.isdigit() else 0, int(found["mod_revision"]))
+        if not digits.isdigit():
+            raise CoordinatorUnavailable("the key of the floor holds something else than a number")
+        return cls(int(digits), int(found["mod_revision"]))
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ T = TypeVar("T")
 class PerProcess(Generic[T]):
     """A value with connections in it, which must not be used by another process.
 
-    Under gevent each operating system thread gets a value of its own as well, because a
-    connection belongs to the hub of the thread that opened it.
+    Under gevent and eventlet each operating system thread gets a value of its own as well,
+    because a connection belongs to the hub of the thread that opened it.
 
     Args:
         make: makes the value.  It must not connect or wait: of two threads that come first at
@@ -53,6 +53,9 @@ class PerProcess(Generic[T]):
 
 def _hub() -> int:
     """What distinguishes the threads that must not share connections."""
-    monkey = sys.modules.get("gevent.monkey")
-    patched = monkey is not None and monkey.is_module_patched("socket")
+    gevent = sys.modules.get("gevent.monkey")
+    eventlet = sys.modules.get("eventlet.patcher")
+    patched = (gevent is not None and gevent.is_module_patched("socket")) or (
+        eventlet is not None and eventlet.is_monkey_patched("socket")
+    )
     return get_ident() if patched else 0
