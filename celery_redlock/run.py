@@ -18,15 +18,19 @@ from celery_redlock.exceptions import (
     CoordinatorUnavailable,
     LockLost,
     LockNotAcquired,
+    StaleTokenError,
     describe_holder,
 )
 from celery_redlock.interrupt import Interruptible
 from celery_redlock.lease import Lease
 from celery_redlock.lock import Claimant, Session, entered, held_leases
 from celery_redlock.locks import TOKEN, Locks
-from celery_redlock.publish import header_of
+from celery_redlock.publish import Ticket, header_of, options_in
+from celery_redlock.queued import Place
 from celery_redlock.reschedule import reschedule, waits_of
 from celery_redlock.skipped import Skipped
+from celery_redlock.uniqueness import RUN_SCOPES
+from celery_redlock.visibility import VisibilityHeartbeat
 
 __all__ = ["run_locked"]
 
@@ -53,23 +57,48 @@ def run_locked(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, A
     again = _lease_of_this_very_lock(attempt)
     if again is not None:
         return _call_body(attempt, again)
+    heartbeat = VisibilityHeartbeat.for_app(task.app)
+    if attempt.delivered:
+        heartbeat.add(attempt.request, acks_late=task.acks_late)
+    place = _place_of(attempt)
+    try:
+        with place:
+            return _in_place(attempt, place)
+    finally:
+        heartbeat.remove(attempt.request)
+
+
+def _in_place(attempt: Attempt, place: Place) -> Any:
+    """Do what is to be done about the message; its queue lock is looked after outside."""
     if attempt.delivered and waits_of(attempt.request) and _done_by_another_attempt(attempt):
         raise Ignore
-    session = Session(attempt.claimant)
+    options = attempt.plan.options
+    if options.mode == "correctness" or options.scope in RUN_SCOPES:
+        return _under_lock(attempt, place)
+    return _start(attempt, place)
+
+
+def _under_lock(attempt: Attempt, place: Place) -> Any:
+    """Take the locks, run the body, and give the locks back."""
+    session, options = Session(attempt.claimant), attempt.plan.options
     interruptible = Interruptible(lambda: _lost_error(session))
-    stop = interruptible.fire if attempt.plan.options.on_lost != "flag" else _leave_running
+    stop = interruptible.fire if options.on_lost != "flag" else _leave_running
     try:
         try:
-            conflict = session.take(attempt.plan.options.wait, lambda lease: stop())
+            conflict = session.take(options.wait, lambda lease: stop())
         except CoordinatorUnavailable as exc:
-            return _unavailable(attempt, exc)
+            return _unavailable(attempt, place, exc)
         if conflict is not None or session.hold is None:
             return _conflict(attempt, conflict or Conflict(attempt.claimant.keys[0]))
         with entered(session.hold.lease) as lease:
+            _keep_place(attempt, place)
             return interruptible.run(_call_body, attempt, lease)
     except LockLost as exc:
-        if session.hold is not None:
+        if session.hold is not None and exc.key == session.hold.lease.key:  # not a lock within
             _aborted(attempt, exc)
+        raise
+    except StaleTokenError as exc:
+        attempt.claimant.tell(events.StaleToken, fencing_token=exc.fencing_token, stored=exc.stored)
         raise
     finally:
         session.give_back()
@@ -81,7 +110,7 @@ def _prepare(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any
     header = header_of(request) if entry else {}
     locks = Locks.for_app(task.app)
     queue = _queue_of(task.app, request, header) if entry else None
-    plan = locks.plan(task, queue, header.get("options"))
+    plan = locks.plan(task, queue, options_in(header))
     kwargs = {name: value for name, value in kwargs.items() if name != TOKEN}
     holder = locks.holder(
         task=task.name,
@@ -106,6 +135,24 @@ def _queue_of(app: Any, request: Any, header: Mapping[str, Any]) -> str | None:
         return queue
     routing_key = (request.delivery_info or {}).get("routing_key")
     return routing_key if routing_key in app.amqp.queues else None
+
+
+def _place_of(attempt: Attempt) -> Place:
+    request, plan = attempt.request, attempt.plan
+    ticket = Ticket.of(header_of(request), request.id) if attempt.delivered else None
+    return Place(attempt.task.app, attempt.task.name, attempt.claimant.keys, plan.options, ticket)
+
+
+def _keep_place(attempt: Attempt, place: Place) -> None:
+    """Tell the line that the body starts; the task ends here if another has taken its place."""
+    if not place.begin():
+        _revoke(attempt, LockNotAcquired(", ".join(attempt.claimant.keys)))
+
+
+def _start(attempt: Attempt, place: Place) -> Any:
+    """Run the body without a run lock."""
+    _keep_place(attempt, place)
+    return _call_body(attempt, None)
 
 
 def _call_body(attempt: Attempt, lease: Lease | None) -> Any:
@@ -163,7 +210,8 @@ def _conflict(attempt: Attempt, conflict: Conflict) -> Any:
     if attempt.delivered and mine:  # this message came twice: neither run it now nor drop it
         return reschedule(attempt, f"an earlier delivery of it still holds lock {conflict.key!r}")
     error = _not_acquired(conflict)
-    if options.on_conflict == "reschedule" and attempt.delivered:
+    behind = header_of(attempt.request).get("behind")  # it must run after whoever sent it
+    if attempt.delivered and (behind or options.on_conflict == "reschedule"):
         return reschedule(attempt, str(error), error)
     attempt.claimant.tell(events.SkippedTask, other=other, policy=options.on_conflict)
     if options.on_conflict == "skip":
@@ -200,14 +248,14 @@ def _revoke(attempt: Attempt, error: LockNotAcquired) -> None:
     raise Ignore
 
 
-def _unavailable(attempt: Attempt, exc: CoordinatorUnavailable) -> Any:
+def _unavailable(attempt: Attempt, place: Place, exc: CoordinatorUnavailable) -> Any:
     policy = attempt.plan.options.on_unavailable
     attempt.claimant.tell(events.Unavailable, policy=policy, error=str(exc))
     if policy == "run":
         logger.warning(
             "%s RUNS WITHOUT ITS LOCK, as on_unavailable='run' says: %s", attempt.named, exc
         )
-        return _call_body(attempt, None)
+        return _start(attempt, place)
     if policy == "reschedule" and attempt.delivered:
         return reschedule(attempt, f"its lock can't be asked for: {exc}")
     raise exc

@@ -13,7 +13,13 @@ from celery import Task
 from celery.signals import worker_init
 from celery.utils.functional import head_from_fun
 
-from celery_redlock.exceptions import ImproperlyConfigured, LockLost, RedlockError
+from celery_redlock.choke import watch_publishes
+from celery_redlock.exceptions import (
+    ImproperlyConfigured,
+    LockLost,
+    RedlockError,
+    StaleTokenError,
+)
 from celery_redlock.keys import KeyMaker
 from celery_redlock.lease import Lease
 from celery_redlock.lock import current_lease
@@ -56,6 +62,7 @@ class LockedTask(Task):
         again = "_lock_error" in vars(cls)
         cls._lock_error = _error_of(cls)
         _hide_token(cls)
+        watch_publishes(app)
         if _is_home_of(app, cls) and again and cls._lock_error:
             raise ImproperlyConfigured(cls._lock_error)
 
@@ -117,6 +124,18 @@ class LockedTask(Task):
         """
         headers = self._headers(headers, lock, args, kwargs)
         return super().apply(args, kwargs, *positional, headers=headers, **options)
+
+    def retry(
+        self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        """Retry the task; as Celery's own, but a stale fencing token stays stale.
+
+        Raises:
+            StaleTokenError: it is the reason for the retry, also with ``autoretry_for``.
+        """
+        if isinstance(exc, StaleTokenError):
+            raise exc
+        return super().retry(args, kwargs, exc, *rest, **options)
 
     @property
     def lease(self) -> Lease | None:

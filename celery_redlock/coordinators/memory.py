@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from celery_redlock.clock import Clock, now
 from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
+from celery_redlock.coordinators.notes import HandedOver
 from celery_redlock.coordinators.urls import CoordinatorSettings
 from celery_redlock.fencing import FencingToken
 
@@ -20,6 +21,14 @@ class _Record:
     holder: Holder
     expires: float
     token: int
+
+
+@dataclass
+class _Note:
+    owner: str
+    order: int
+    text: bytes
+    expires: float
 
 
 class MemoryCoordinator:
@@ -44,6 +53,7 @@ class MemoryCoordinator:
         self._mutex = threading.Lock()
         self._held: dict[str, _Record] = {}
         self._tokens: dict[str, int] = {}
+        self._notes: dict[str, _Note] = {}
 
     def acquire(self, key: str, owner: str, ttl: float, holder: Holder) -> Grant | Conflict:
         """Ask for the lock once."""
@@ -75,6 +85,33 @@ class MemoryCoordinator:
             del self._held[grant.key]
             return True
 
+    def leave_note(self, key: str, owner: str, note: bytes, order: int, ttl: float) -> bool:
+        """Leave a note with a lock; False if it isn't held by this owner."""
+        with self._mutex:
+            record = self._live(key)
+            if record is None or record.owner != owner:
+                return False
+            there = self._note_for(key, owner)
+            if there is None or there.order < order:
+                self._notes[key] = _Note(owner, order, note, self._clock() + ttl)
+            return True
+
+    def hand_over(self, grant: Grant, heir: str, ttl: float, holder: Holder) -> HandedOver | None:
+        """Give the lock back, or hand it over together with the note that was left."""
+        with self._mutex:
+            record, note = self._live(grant.key), self._note_for(grant.key, grant.owner)
+            if note is not None:
+                del self._notes[grant.key]
+            if record is not None and record.owner != grant.owner:
+                return None if note is None else HandedOver(note.text, None)
+            self._held.pop(grant.key, None)
+            if note is None:
+                return None
+            token = self._tokens[grant.key] = self._tokens.get(grant.key, 0) + 1
+            record = _Record(heir, holder, self._clock() + ttl, token)
+            self._held[grant.key] = record
+            return HandedOver(note.text, self._grant(grant.key, record, ttl))
+
     def inspect(self, key: str) -> Held | None:
         """Who holds the lock now."""
         with self._mutex:
@@ -104,6 +141,11 @@ class MemoryCoordinator:
             del self._held[key]
             return None
         return record
+
+    def _note_for(self, key: str, owner: str) -> _Note | None:
+        note = self._notes.get(key)
+        usable = note is not None and note.owner == owner and note.expires > self._clock()
+        return note if usable else None
 
     def _grant(self, key: str, record: _Record, ttl: float) -> Grant:
         token = FencingToken(record.token, key)
