@@ -31,6 +31,7 @@ _COORDINATORS: tuple[tuple[tuple[str, ...], bool], ...] = (
     (("redis://a", "redis://b", "redis://c"), False),
     (("redis://a", "redis://b", "redis://c"), True),
     (("etcd://a",), True),
+    (("zookeeper://a",), True),
     (("postgresql://a/b",), True),
     (("memory://",), True),
 )
