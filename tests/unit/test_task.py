@@ -13,6 +13,7 @@ from celery_redlock import (
     LockNotAcquired,
     Locks,
     Skipped,
+    StaleTokenError,
     current_lease,
     signals,
 )
@@ -365,6 +366,41 @@ def test_autoretry_does_not_retry_a_conflict(app):
         f()
     with pytest.raises((Retry, ValueError)):
         f()
+
+
+def test_a_stale_token_is_never_retried(app, happened):
+    """Not even ``autoretry_for=(Exception,)`` retries a stale token; it is told as an event."""
+    runs = []
+
+    @app.task(
+        shared=False, base=LockedTask, lock_key="k", autoretry_for=(Exception,), max_retries=3
+    )
+    def pay():
+        runs.append(1)
+        raise StaleTokenError("k", 1, 2)
+
+    with pytest.raises(StaleTokenError):
+        pay.delay().get()
+    with pytest.raises(StaleTokenError):
+        pay()
+    assert len(runs) == 2
+    assert names(happened) == ["Acquired", "StaleToken", "Released"] * 2
+
+
+def test_other_errors_are_retried_as_ever(app):
+    """The control: with the same task options another error is retried."""
+    runs = []
+
+    @app.task(
+        shared=False, base=LockedTask, lock_key="k", autoretry_for=(Exception,), max_retries=2
+    )
+    def pay():
+        runs.append(1)
+        raise ValueError("the body's own")
+
+    with pytest.raises(ValueError, match="own"):
+        pay.apply(throw=True)
+    assert len(runs) == 3
 
 
 def test_built_in_tasks_are_left_alone():
