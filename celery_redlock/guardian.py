@@ -26,8 +26,8 @@ def install(app: Any, resolve: Resolve) -> None:
 
     Args:
         app: the Celery application.
-        resolve: finds a coordinator by what a :class:`~celery_redlock.pool_child.Witness`
-            names it by.  It is called in a thread of the worker's main process.
+        resolve: finds a coordinator by what a
+            :class:`~celery_redlock.notices.NoticeOptions` names it by.  It is called in a thread of the worker's main process.
     """
     _resolvers[app] = resolve
 

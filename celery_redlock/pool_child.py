@@ -16,7 +16,19 @@ from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Grant
 from celery_redlock.notices import Board, NoticeOptions
 
-__all__ = ["HELLO", "KICK", "Hotline", "Witness", "start_ticks", "use_hotline"]
+__all__ = [
+    "HELLO",
+    "Hotline",
+    "announce",
+    "finish",
+    "is_lost",
+    "is_stopped",
+    "note",
+    "renewed_until",
+    "retract",
+    "start_ticks",
+    "use_hotline",
+]
 
 HELLO = struct.Struct("@qq")  # the child's process id, and when it was started
 KICK = b"!"
@@ -115,63 +127,64 @@ def use_hotline(hotline: Hotline | None) -> None:
     _hotline = hotline
 
 
-class Witness:
-    """Tells the guardian what becomes of the locks of one claimant, or of several like it.
+def announce(key: str, owner: str, options: NoticeOptions) -> bool:
+    """Say that a lock is about to be asked for; whether somebody looks after it from now on.
 
-    Announce before each acquire, note each grant and each renewed one, finish before the
-    release, and retract after it.  Each of these costs about a microsecond and never raises.
+    Then :func:`note` the grant and each renewed one, :func:`finish` before the release, and
+    :func:`retract` after it, or if nothing was granted.  Each of these costs about a
+    microsecond and never raises; all but this one do nothing for an owner that isn't announced.
 
     Args:
-        options: how these locks are kept.
+        key: the lock's name.
+        owner: the random value that will prove who holds it.
+        options: how it is kept.
     """
+    board = _here.open_board()
+    if board is None:
+        return False
+    slot = board.put_up(key, owner, options, now() + options.max_hold)
+    if slot is None:
+        return False
+    _here.slots[owner] = slot
+    if board.period > options.ttl / 4 and _hotline is not None:
+        _hotline.kick()
+    return True
 
-    def __init__(self, options: NoticeOptions) -> None:
-        """Tell nothing yet."""
-        self._options = options
 
-    def announce(self, key: str, owner: str) -> bool:
-        """Say that a lock is about to be asked for; whether somebody looks after it now."""
-        board, options = _here.open_board(), self._options
-        if board is None:
-            return False
-        slot = board.put_up(key, owner, options, now() + options.max_hold)
-        if slot is None:
-            return False
-        _here.slots[owner] = slot
-        if board.period > options.ttl / 4 and _hotline is not None:
-            _hotline.kick()
-        return True
+def note(grant: Grant) -> None:
+    """Say until when a lock is trusted: after the acquire and after each renewal."""
+    slot = _here.slots.get(grant.owner)
+    if slot is not None and _here.board is not None:
+        _here.board.note(slot, grant.valid_until)
 
-    def note(self, grant: Grant) -> None:
-        """Say until when a lock is trusted: after the acquire and after each renewal."""
-        slot = _here.slots.get(grant.owner)
-        if slot is not None and _here.board is not None:
-            _here.board.note(slot, grant.valid_until)
 
-    def finish(self, owner: str) -> None:
-        """Say that a lock is about to be given back: from here on nobody else renews it."""
-        slot = _here.slots.get(owner)
-        if slot is not None and _here.board is not None:
-            _here.board.finish(slot)
+def finish(owner: str) -> None:
+    """Say that a lock is about to be given back: from here on nobody else renews it."""
+    slot = _here.slots.get(owner)
+    if slot is not None and _here.board is not None:
+        _here.board.finish(slot)
 
-    def retract(self, owner: str) -> None:
-        """Say that a lock was given back, or not granted."""
-        slot = _here.slots.pop(owner, None)
-        if slot is not None and _here.board is not None:
-            _here.board.take_down(slot)
 
-    def renewed_until(self, owner: str) -> float:
-        """Until when the guardian has renewed a lock; 0.0 if it hasn't.
+def retract(owner: str) -> None:
+    """Say that a lock was given back, or not granted, or is left to its ttl."""
+    slot = _here.slots.pop(owner, None)
+    if slot is not None and _here.board is not None:
+        _here.board.take_down(slot)
 
-        It does so only while this process's own watchdog is late.
-        """
-        slot = _here.slots.get(owner)
-        return _here.board.renewed_until(slot) if slot is not None and _here.board else 0.0
 
-    def is_lost(self, owner: str) -> bool:
-        """Whether the guardian has seen that a lock was lost."""
-        slot = _here.slots.get(owner)
-        return slot is not None and _here.board is not None and _here.board.is_lost(slot)
+def renewed_until(owner: str) -> float:
+    """Until when the guardian has renewed a lock; 0.0 if it hasn't.
+
+    It does so only while this process's own watchdog is late.
+    """
+    slot = _here.slots.get(owner)
+    return _here.board.renewed_until(slot) if slot is not None and _here.board else 0.0
+
+
+def is_lost(owner: str) -> bool:
+    """Whether the guardian has seen that a lock was lost."""
+    slot = _here.slots.get(owner)
+    return slot is not None and _here.board is not None and _here.board.is_lost(slot)
 
 
 def _after_fork() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_redlock import clock
+from celery_redlock import clock, pool_child
 from celery_redlock.children import Guardian
 from celery_redlock.coordinators.base import Grant, Holder
 from celery_redlock.coordinators.urls import CoordinatorSettings, from_urls
@@ -19,7 +19,6 @@ from celery_redlock.guarding import Todo, what_to_do
 from celery_redlock.interrupt import Interruptible
 from celery_redlock.native import Event
 from celery_redlock.notices import SLOTS, Board, Notice, NoticeOptions
-from celery_redlock.pool_child import Witness
 
 TTL = 1.0
 OPTIONS = NoticeOptions("the only one", TTL, TTL / 3)
@@ -127,18 +126,18 @@ def holding(coordinator, key, then, options=OPTIONS):
     """The body of a child that takes a lock, as a task does, and then does something."""
 
     def body(say):
-        witness, owner = Witness(options), f"owner-{os.getpid()}"
-        assert witness.announce(key, owner)
+        owner = f"owner-{os.getpid()}"
+        assert pool_child.announce(key, owner, options)
         grant = coordinator.acquire(key, owner, options.ttl, Holder(pid=os.getpid()))
         assert isinstance(grant, Grant), grant
-        witness.note(grant)
+        pool_child.note(grant)
         say(owner)
-        then(say, witness, grant)
+        then(say, grant)
 
     return body
 
 
-def sleep(say, witness, grant):
+def sleep(say, grant):
     """Do nothing for long."""
     time.sleep(60)
 
@@ -193,7 +192,7 @@ def test_every_way_of_dying_counts(guardian, coordinator, fork):
 def test_all_locks_of_a_child_are_freed_and_nobody_elses(guardian, coordinator, fork):
     """Each child has a board of its own."""
 
-    def more(say, witness, grant):
+    def more(say, grant):
         body = holding(coordinator, "second", sleep, replace(OPTIONS, ttl=2.0))
         body(lambda text: say(f"second {text}"))
 
@@ -212,7 +211,7 @@ def test_an_acquire_that_was_under_way_at_the_death_comes_too_late(guardian, coo
     """A child that dies between its announcement and the grant leaves an owner that is dead."""
 
     def body(say):
-        Witness(replace(OPTIONS, ttl=2.0)).announce("k", "dead-owner")
+        pool_child.announce("k", "dead-owner", replace(OPTIONS, ttl=2.0))
         say("announced")
         time.sleep(60)
 
@@ -232,10 +231,10 @@ def test_an_acquire_that_was_under_way_at_the_death_comes_too_late(guardian, coo
 def test_a_lock_that_was_given_back_is_left_alone(guardian, coordinator, fork):
     """After a retract the death of the child is nobody's business."""
 
-    def give_back(say, witness, grant):
-        witness.finish(grant.owner)
+    def give_back(say, grant):
+        pool_child.finish(grant.owner)
         coordinator.release(grant)
-        witness.retract(grant.owner)
+        pool_child.retract(grant.owner)
         say("given back")
         time.sleep(60)
 
@@ -279,14 +278,14 @@ def test_nothing_is_freed_while_the_child_lives(guardian, coordinator, fork):
     assert seconds_until_free(coordinator, "k") < TTL  # by its ttl, and not renewed
 
 
-def compute(say, witness, grant):
+def compute(say, grant):
     """Keep the interpreter's lock for about two seconds, and say who holds the lock then."""
     start = time.monotonic()
     length = 20
     while time.monotonic() < start + 3.5 * TTL:
         re.match(r"(a+)+$", "a" * length + "b")
         length = min(length + 1, 24)
-    say(f"{witness.renewed_until(grant.owner) > clock.now()} {witness.is_lost(grant.owner)}")
+    say(f"{pool_child.renewed_until(grant.owner) > clock.now()} {pool_child.is_lost(grant.owner)}")
 
 
 def test_a_child_that_is_busy_keeps_its_lock(guardian, coordinator, fork):
@@ -308,7 +307,7 @@ def test_without_a_guardian_the_busy_child_loses_it(coordinator, fork):
     def body(say):
         assert coordinator.acquire("k", "o", TTL, Holder())
         say("held")
-        compute(lambda text: None, Witness(OPTIONS), Grant("k", "o", TTL, 0.0))
+        compute(lambda text: None, Grant("k", "o", TTL, 0.0))
 
     child = fork(body)
     child.hear()
@@ -322,9 +321,9 @@ def test_nobody_renews_beyond_the_longest_hold(guardian, coordinator, fork):
     assert seconds_until_free(coordinator, "k") < 1.5 * TTL
 
 
-def match(say, witness, grant):
+def match(say, grant):
     """Match for very long, as a body that can be interrupted."""
-    body = Interruptible(lambda: LockLost(grant.key), lambda: witness.is_lost(grant.owner))
+    body = Interruptible(lambda: LockLost(grant.key), lambda: pool_child.is_lost(grant.owner))
     try:
         body.run(re.match, r"(a+)+$", "a" * 60 + "b")
     except LockLost:
@@ -342,9 +341,9 @@ def test_a_body_whose_lock_was_lost_is_interrupted_from_outside(guardian, coordi
 def test_a_body_that_only_wants_a_flag_is_not_interrupted(guardian, coordinator, fork):
     """With ``on_lost="flag"`` the guardian says so and does nothing else."""
 
-    def look(say, witness, grant):
+    def look(say, grant):
         end = time.monotonic() + 10
-        while not witness.is_lost(grant.owner) and time.monotonic() < end:
+        while not pool_child.is_lost(grant.owner) and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(0.2)
         say("not interrupted")
@@ -388,11 +387,10 @@ def test_a_full_board_is_said(guardian, fork):
     """More locks than there is room for are not looked after, and the child knows."""
 
     def body(say):
-        witness = Witness(OPTIONS)
-        said = [witness.announce(f"k{n}", f"o{n}") for n in range(SLOTS + 1)]
-        witness.retract("o0")
-        said.append(witness.announce("again", "again"))
-        said.append(witness.announce("k" * 5000, "long"))
+        said = [pool_child.announce(f"k{n}", f"o{n}", OPTIONS) for n in range(SLOTS + 1)]
+        pool_child.retract("o0")
+        said.append(pool_child.announce("again", "again", OPTIONS))
+        said.append(pool_child.announce("k" * 5000, "long", OPTIONS))
         say(
             said.count(True),
         )
@@ -404,13 +402,12 @@ def test_a_full_board_is_said(guardian, fork):
 
 def test_elsewhere_nothing_is_told():
     """A process that is no pool child has no guardian, and pays nothing."""
-    witness = Witness(OPTIONS)
-    assert not witness.announce("k", "o")
-    witness.note(Grant("k", "o", TTL, 5.0))
-    witness.finish("o")
-    witness.retract("o")
-    assert witness.renewed_until("o") == 0.0
-    assert not witness.is_lost("o")
+    assert not pool_child.announce("k", "o", OPTIONS)
+    pool_child.note(Grant("k", "o", TTL, 5.0))
+    pool_child.finish("o")
+    pool_child.retract("o")
+    assert pool_child.renewed_until("o") == 0.0
+    assert not pool_child.is_lost("o")
 
 
 def test_what_the_guardian_says_is_for_one_notice_only():
