@@ -13,6 +13,7 @@ from celery_redlock.locks import Locks
 from celery_redlock.publication import Publication
 from celery_redlock.revoked import say_when_revoked
 from celery_redlock.subjects import subject_of
+from celery_redlock.unrun import DecodeErrors
 
 __all__ = ["watch_publishes"]
 
@@ -60,6 +61,7 @@ def watch_publishes(app: Any) -> None:
 
     app.send_task = send_task
     say_when_revoked(app)
+    app.steps["consumer"].add(DecodeErrors)
 
 
 Locks.on_made.append(watch_publishes)

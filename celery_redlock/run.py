@@ -30,6 +30,7 @@ from celery_redlock.queued import Place
 from celery_redlock.reschedule import reschedule, waits_of
 from celery_redlock.skipped import Skipped
 from celery_redlock.uniqueness import RUN_SCOPES
+from celery_redlock.unrun import mark_handled
 from celery_redlock.visibility import VisibilityHeartbeat
 
 __all__ = ["run_locked"]
@@ -140,6 +141,7 @@ def _queue_of(app: Any, request: Any, header: Mapping[str, Any]) -> str | None:
 def _place_of(attempt: Attempt) -> Place:
     request, plan = attempt.request, attempt.plan
     ticket = Ticket.of(header_of(request), request.id) if attempt.delivered else None
+    mark_handled(request)
     return Place(attempt.task.app, attempt.task.name, attempt.claimant.keys, plan.options, ticket)
 
 
