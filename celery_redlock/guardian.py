@@ -6,28 +6,32 @@ in :mod:`celery_redlock.pool_child`.
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery.signals import worker_init, worker_shutdown
 
-from celery_redlock.children import Guardian, Resolve
+from celery_redlock.children import Guardian
+from celery_redlock.coordinators.base import Coordinator
 
 __all__ = ["install"]
 
-_resolvers: WeakKeyDictionary[Any, Resolve] = WeakKeyDictionary()
+_resolvers: WeakKeyDictionary[Any, Callable[[Any, Any], Coordinator]] = WeakKeyDictionary()
 _guardian: Guardian | None = None
 _waited = False
 
 
-def install(app: Any, resolve: Resolve) -> None:
+def install(app: Any, resolve: Callable[[Any, Any], Coordinator]) -> None:
     """Have prefork workers of this application look after their children.
 
     Args:
         app: the Celery application.
-        resolve: finds a coordinator by what a
-            :class:`~celery_redlock.notices.NoticeOptions` names it by.  It is called in a thread of the worker's main process.
+        resolve: ``resolve(app, named)`` finds a coordinator by what a
+            :class:`~celery_redlock.notices.NoticeOptions` names it by.  It is called in a
+            thread of the worker's main process.
     """
     _resolvers[app] = resolve
 
@@ -36,7 +40,7 @@ def _start(sender: Any, **_: Any) -> None:
     global _guardian  # noqa: PLW0603 - there is one for each process
     resolve = _resolvers.get(sender.app)
     if resolve is not None and _guardian is None and _is_prefork(sender.pool_cls):
-        _guardian = Guardian(resolve)
+        _guardian = Guardian(functools.partial(resolve, sender.app))
         _guardian.start()
 
 
