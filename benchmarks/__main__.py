@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; gives the exit status (it is not the targets' judge)."""
     options = _options(arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    effort = Effort(rounds=6, cycles=50, faulty=20) if options.quick else Effort(30, 100, 60)
+    effort = Effort(rounds=6, cycles=50, faulty=4) if options.quick else Effort(30, 100, 20)
     about = report.machine()
     console.print(", ".join(f"{name}: {value}" for name, value in about.items()))
     results: list[Result] = []

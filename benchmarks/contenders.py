@@ -24,6 +24,9 @@ from typing import Any
 
 TTL = 1.0  # seconds
 NODE_TIMEOUT = 0.05  # seconds that a lock server may take
+RELEASE = (
+    b'if redis.call("GET",KEYS[1])==ARGV[1] then return redis.call("DEL",KEYS[1]) end return 0'
+)
 Cycle = Callable[[str], Any]
 
 
@@ -86,6 +89,21 @@ def redis_py(urls: Sequence[str]) -> Cycle:
     return cycle
 
 
+def redis_py_commands(urls: Sequence[str]) -> Cycle:
+    """The two commands of a lock on one server, sent with redis-py: no Lock object around them."""
+    import redis
+
+    client = redis.Redis.from_url(urls[0])
+    sha, life = client.script_load(RELEASE.decode()), int(TTL * 1000)
+
+    def cycle(key: str) -> None:
+        owner = secrets.token_hex(16)
+        if not client.set(key, owner, nx=True, px=life) or not client.evalsha(sha, 1, key, owner):
+            raise RuntimeError("not acquired, or not ours any more")
+
+    return cycle
+
+
 def redlock_ng(urls: Sequence[str]) -> Cycle:
     """redlock-ng, its synchronous class."""
     from redlock import Redlock, RedlockConfig
@@ -126,11 +144,6 @@ def pottery(urls: Sequence[str]) -> Cycle:
         lock.release()
 
     return cycle
-
-
-RELEASE = (
-    b'if redis.call("GET",KEYS[1])==ARGV[1] then return redis.call("DEL",KEYS[1]) end return 0'
-)
 
 
 class RawNode:
@@ -203,7 +216,17 @@ def key_making(_urls: Sequence[str]) -> Cycle:
 
 KINDS: dict[str, Callable[[Sequence[str]], Cycle]] = {
     kind.__name__: kind
-    for kind in (ours, ours_fenced, ours_with, redis_py, redlock_ng, pottery, raw, key_making)
+    for kind in (
+        ours,
+        ours_fenced,
+        ours_with,
+        redis_py,
+        redis_py_commands,
+        redlock_ng,
+        pottery,
+        raw,
+        key_making,
+    )
 }
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 from benchmarks.contenders import TTL
 from benchmarks.environments import our_python, python_with
-from benchmarks.measure import Contender, Sample, in_turns, ratio, running
+from benchmarks.measure import Contender, Runner, Sample, in_turns, ratio, running
 from localservers import Cluster, Valkey, valkey_cluster
 
 OURS, WITH = "celery_redlock", "celery_redlock, with lock()"
 FENCED = "celery_redlock, fencing token"
 RAW, REDIS_PY = "raw sockets", "redis-py Lock"
+COMMANDS = "redis-py SET, EVALSHA"
 REDIS_PY_ONE = "redis-py Lock (one node)"
 NG, POTTERY = "redlock-ng", "pottery"
 
@@ -60,7 +61,7 @@ class Effort:
     Attributes:
         rounds: turns of each contender.
         cycles: cycles in each turn.
-        faulty: cycles of each contender while servers are dead or frozen.
+        faulty: turns of five cycles of each contender while servers are dead or frozen.
     """
 
     rounds: int
@@ -73,13 +74,18 @@ Scenario = Callable[[Effort], Iterable[Result]]
 
 def one_node(effort: Effort) -> Iterator[Result]:
     """One server: against redis-py's Lock and the bare commands."""
-    targets = [Target(OURS, REDIS_PY, 1.0), Target(OURS, RAW, 1.2)]
+    targets = [
+        Target(OURS, REDIS_PY, 1.0),
+        Target(OURS, COMMANDS, 1.2),
+        Target(OURS, RAW, 1.2),
+    ]
     for durable in (False, True):
         with servers(1, durable=durable) as nodes:
             contenders = [
                 _ours(OURS, "ours", nodes.urls),
                 _ours(WITH, "ours_with", nodes.urls),
                 _ours(REDIS_PY, "redis_py", nodes.urls),
+                _ours(COMMANDS, "redis_py_commands", nodes.urls),
                 _ours(RAW, "raw", nodes.urls),
             ]
             samples = in_turns(contenders, effort.rounds, effort.cycles)
@@ -112,31 +118,35 @@ def token(effort: Effort) -> Iterator[Result]:
 
 def one_stopped(effort: Effort) -> Iterator[Result]:
     """One of five servers hangs: it keeps its connections and answers nothing (SIGSTOP)."""
-    samples = {}
-    with servers(5, durable=True) as nodes:
-        for contender in _on_five(nodes):
-            if contender.label != REDIS_PY_ONE:
-                with running([contender]) as (runner,):
-                    nodes[1].pause()
-                    try:
-                        runner.round(effort.faulty)
-                    finally:
-                        nodes[1].resume()
-                    samples[runner.label] = runner.sample
-    yield Result("five nodes, one of them hangs (SIGSTOP)", samples)
+    with servers(5, durable=False) as nodes, running(_on_majority(nodes)) as runners:
+        nodes[1].pause()
+        try:
+            samples = _few_rounds(runners, effort.faulty)
+        finally:
+            nodes[1].resume()
+    yield Result("five nodes in memory, one of them hangs (SIGSTOP)", samples)
 
 
 def two_dead(effort: Effort) -> Iterator[Result]:
     """Two of five servers are killed."""
-    with servers(5, durable=True) as nodes:
-        handles_errors = [each for each in _on_five(nodes) if each.label not in (REDIS_PY_ONE, RAW)]
-        with running(handles_errors) as runners:
+    with servers(5, durable=False) as nodes:
+        handle_errors = [each for each in _on_majority(nodes) if each.label != RAW]
+        with running(handle_errors) as runners:
             nodes[1].crash()
             nodes[3].crash()
-            for runner in runners:
-                runner.round(effort.faulty)
-            samples = {runner.label: runner.sample for runner in runners}
-    yield Result("five nodes, two of them killed", samples)
+            samples = _few_rounds(runners, effort.faulty)
+    yield Result("five nodes in memory, two of them killed", samples)
+
+
+def _few_rounds(runners: Sequence[Runner], rounds: int) -> dict[str, Sample]:
+    for _ in range(rounds):
+        for runner in runners:
+            runner.round(5)
+    return {runner.label: runner.sample for runner in runners}
+
+
+def _on_majority(nodes: Cluster[Valkey]) -> list[Contender]:
+    return [each for each in _on_five(nodes) if each.label != REDIS_PY_ONE]
 
 
 def keys(effort: Effort) -> Iterator[Result]:
