@@ -15,6 +15,11 @@ __all__ = ["Lease"]
 LostCallback = Callable[["Lease"], Any]
 
 
+def _by_nobody(_owner: str) -> float:
+    """Nobody but the lease's own renewals prolongs it."""
+    return 0.0
+
+
 class Lease:
     """What a body sees of its lock, from the grant to the release.
 
@@ -27,12 +32,20 @@ class Lease:
         mode: ``"efficiency"`` or ``"correctness"``.
         holder: who holds it.
         clock: gives the present instant; the clock that the grants were made by.
+        renewed_until: until when somebody else has renewed the lock of an owner; 0.0 if nobody
+            has.
     """
 
     def __init__(
-        self, grants: Sequence[Grant], mode: Mode, holder: Holder, clock: Callable[[], float]
+        self,
+        grants: Sequence[Grant],
+        mode: Mode,
+        holder: Holder,
+        clock: Callable[[], float],
+        renewed_until: Callable[[str], float] = _by_nobody,
     ) -> None:
         """Start as held."""
+        self._renewed_until = renewed_until
         self.mode = mode
         self.holder = holder
         self.since = clock()
@@ -65,7 +78,8 @@ class Lease:
     @property
     def valid_until(self) -> float:
         """The trusted end, which is the earliest one of the grants."""
-        return min(grant.valid_until for grant in self._grants)
+        ends = (max(g.valid_until, self._renewed_until(g.owner)) for g in self._grants)
+        return min(ends)
 
     def remaining(self) -> float:
         """Seconds of trust left; 0.0 once the lease is lost or over."""

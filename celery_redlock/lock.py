@@ -8,14 +8,15 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from celery_redlock import clock, events
+from celery_redlock import clock, events, pool_child
 from celery_redlock.coordinators.base import Conflict, Coordinator, Grant, Holder
 from celery_redlock.events import Sink
 from celery_redlock.exceptions import CoordinatorUnavailable
 from celery_redlock.interrupt import shielded
 from celery_redlock.lease import Lease
+from celery_redlock.notices import NoticeOptions
 from celery_redlock.options import LockOptions, Mode
 from celery_redlock.waiting import Patience
 from celery_redlock.watchdog import Hold, watchdog
@@ -53,8 +54,8 @@ class Claimant:
         options: how they are taken and kept.
         holder: readable facts about who asks.
         sink: where events go.
-        announce: told key and owner before each acquire, so that somebody else can clean up
-            after a death in between.
+        guard: how the guardian is to look after the locks, should this process be killed or
+            starved; None where there is no guardian.
     """
 
     coordinator: Coordinator
@@ -62,7 +63,7 @@ class Claimant:
     options: LockOptions
     holder: Holder
     sink: Sink
-    announce: Callable[[str, str], None] = field(default=lambda key, owner: None)
+    guard: NoticeOptions | None = None
 
     def tell(self, event: type[events.Event], **facts: object) -> None:
         """Hand an event of these locks to the sink."""
@@ -155,15 +156,22 @@ def _acquire_all(claimant: Claimant) -> tuple[Grant, ...] | Conflict:
 
 def _acquire_one(claimant: Claimant, key: str) -> Grant | Conflict:
     owner, ttl = new_owner(), claimant.options.ttl
-    claimant.announce(key, owner)
+    if claimant.guard is not None:  # before any server knows it, for a death in between
+        pool_child.announce(key, owner, claimant.guard)
     try:
-        return claimant.coordinator.acquire(key, owner, ttl, claimant.holder)
+        outcome = claimant.coordinator.acquire(key, owner, ttl, claimant.holder)
     except CoordinatorUnavailable:  # the coordinator has taken its partial acquisition back
+        pool_child.retract(owner)
         raise
     except BaseException:  # interrupted half-way: what was granted, nobody knows
         unknown = Grant(key, owner, ttl, clock.now() + ttl)
         watchdog().release_later(claimant.coordinator, unknown)
         raise
+    if isinstance(outcome, Conflict):
+        pool_child.retract(owner)
+    else:
+        pool_child.note(outcome)
+    return outcome
 
 
 def _give_back(claimant: Claimant, grants: Sequence[Grant]) -> bool:
@@ -174,13 +182,17 @@ def _give_back(claimant: Claimant, grants: Sequence[Grant]) -> bool:
 
 def _release(claimant: Claimant, grant: Grant) -> bool:
     """Give one grant back; False if it was not ours any more.  Never raises."""
+    pool_child.finish(grant.owner)
     try:
-        return claimant.coordinator.release(grant)
+        ours = claimant.coordinator.release(grant)
     except CoordinatorUnavailable as exc:
         claimant.tell(events.ReleaseFailed, error=str(exc))
     except Exception as exc:
         logger.exception("releasing %r failed", grant.key)
         claimant.tell(events.ReleaseFailed, error=repr(exc))
+    else:
+        pool_child.retract(grant.owner)
+        return ours
     watchdog().release_later(claimant.coordinator, grant)
     return True
 
@@ -190,7 +202,7 @@ def _start(
 ) -> Hold:
     """Begin to hold what was granted: from here on the watchdog renews it."""
     options = claimant.options
-    lease = Lease(grants, options.mode, claimant.holder, clock.now)
+    lease = Lease(grants, options.mode, claimant.holder, clock.now, pool_child.renewed_until)
     hold = Hold(
         lease,
         claimant.coordinator,
@@ -228,10 +240,12 @@ def _finish(claimant: Claimant, hold: Hold) -> None:
 def _keep(claimant: Claimant, lease: Lease, seconds: float) -> None:
     """Let the locks run out ``seconds`` from now, instead of giving them back."""
     for grant in lease.grants:
+        pool_child.finish(grant.owner)
         try:
             claimant.coordinator.extend(grant, seconds)
         except CoordinatorUnavailable as exc:  # it runs out by its ttl, a little earlier or later
             claimant.tell(events.ReleaseFailed, error=str(exc))
+        pool_child.retract(grant.owner)
 
 
 @contextmanager

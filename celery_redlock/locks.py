@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import socket
 import time
@@ -18,6 +19,7 @@ from celery_redlock.exceptions import ImproperlyConfigured, LockNotAcquired
 from celery_redlock.keys import KeyMaker
 from celery_redlock.lease import Lease
 from celery_redlock.lock import Claimant, Session, boot_nonce, entered
+from celery_redlock.notices import NoticeOptions
 from celery_redlock.options import OPTION_NAMES, Level, LockOptions, Mode
 from celery_redlock.signals import sink_for
 
@@ -38,6 +40,7 @@ class Plan:
         coordinator: who grants the locks.
         token_index: where the ``fencing_token`` parameter stands; None if there is none.
         token_by_position: whether it can't be given by its name.
+        guard: how the guardian of a prefork worker is to look after the locks.
     """
 
     options: LockOptions
@@ -45,6 +48,18 @@ class Plan:
     coordinator: Coordinator
     token_index: int | None
     token_by_position: bool
+    guard: NoticeOptions
+
+
+def _guard(options: LockOptions) -> NoticeOptions:
+    return NoticeOptions(
+        (options.coordinator, options.mode),
+        options.ttl,
+        options.renew_interval,
+        kill=options.on_lost == "kill",
+        abort=options.on_lost != "flag",
+        max_hold=math.inf if options.max_hold is None else options.max_hold,
+    )
 
 
 class Locks:
@@ -158,7 +173,7 @@ class Locks:
             signature.parameters[TOKEN].kind is inspect.Parameter.POSITIONAL_ONLY
         )
         keys = KeyMaker(task.name, signature, key=options.key, args=options.args)
-        return Plan(options, keys, coordinator, index, only)
+        return Plan(options, keys, coordinator, index, only, _guard(options))
 
     def _fitting(self, options: LockOptions, where: str) -> Coordinator:
         """The coordinator of these options, if their times fit it."""

@@ -11,7 +11,7 @@ from celery import Task
 from celery.exceptions import Ignore
 from celery.states import REVOKED, SUCCESS
 
-from celery_redlock import events
+from celery_redlock import events, pool_child
 from celery_redlock.attempt import Attempt, Body
 from celery_redlock.coordinators.base import Conflict, Holder
 from celery_redlock.exceptions import (
@@ -82,7 +82,7 @@ def _in_place(attempt: Attempt, place: Place) -> Any:
 def _under_lock(attempt: Attempt, place: Place) -> Any:
     """Take the locks, run the body, and give the locks back."""
     session, options = Session(attempt.claimant), attempt.plan.options
-    interruptible = Interruptible(lambda: _lost_error(session))
+    interruptible = Interruptible(lambda: _lost_error(session), lambda: _told_lost(session))
     stop = interruptible.fire if options.on_lost != "flag" else _leave_running
     try:
         try:
@@ -120,7 +120,7 @@ def _prepare(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any
         queue=queue,
     )
     names = plan.keys.names(args, kwargs)
-    claimant = Claimant(plan.coordinator, names, plan.options, holder, locks.sink)
+    claimant = Claimant(plan.coordinator, names, plan.options, holder, locks.sink, plan.guard)
     if entry and getattr(body, "__func__", None) is Task.__call__:
         setattr(request, PROTECTED, 1)  # what Celery's own __call__ does before it runs the body
         body = task.run
@@ -188,7 +188,16 @@ def _lost_error(session: Session) -> LockLost:
     if session.hold is None:
         return LockLost(", ".join(session.claimant.keys))
     lease = session.hold.lease
+    if not lease.lost:  # the signal came from the guardian, and the watchdog hasn't run since
+        session.hold.lose("the guardian saw that it was not renewed in time")
     return LockLost(lease.key, lease.fencing_token, lease.lost_because)
+
+
+def _told_lost(session: Session) -> bool:
+    """Whether the guardian has seen that a lock was lost; asked when it sends a signal."""
+    if session.hold is None:
+        return False
+    return any(pool_child.is_lost(grant.owner) for grant in session.hold.lease.grants)
 
 
 def _aborted(attempt: Attempt, exc: LockLost) -> None:

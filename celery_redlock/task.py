@@ -13,7 +13,9 @@ from celery import Task
 from celery.signals import worker_init
 from celery.utils.functional import head_from_fun
 
+from celery_redlock import guardian
 from celery_redlock.choke import watch_publishes
+from celery_redlock.coordinators.base import Coordinator
 from celery_redlock.exceptions import (
     ImproperlyConfigured,
     LockLost,
@@ -59,6 +61,7 @@ class LockedTask(Task):
         super().on_bound(app)
         if cls.name.startswith("celery."):
             return
+        guardian.install(app, _coordinator_of)
         again = "_lock_error" in vars(cls)
         cls._lock_error = _error_of(cls)
         _hide_token(cls)
@@ -170,6 +173,12 @@ class LockedTask(Task):
         """
         if self._lock_error:
             raise ImproperlyConfigured(self._lock_error)
+
+
+def _coordinator_of(app: Any, named: Any) -> Coordinator:
+    """The coordinator that a child has named to its guardian."""
+    name, mode = named
+    return Locks.for_app(app).coordinator(name, mode)
 
 
 # A task made with shared=True, which is the default, is bound to every application of the process.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_redlock import events
+from celery_redlock import events, pool_child
 from celery_redlock.clock import Clock, now
 from celery_redlock.coordinators.base import Coordinator, Grant
 from celery_redlock.events import Sink
@@ -107,7 +107,9 @@ def renew_due(holds: Iterable[Hold], clock: Clock) -> float:
 
 def _look_after(hold: Hold, clock: Clock) -> None:
     lease, start = hold.lease, clock()
-    if lease.lost:
+    if any(pool_child.is_lost(grant.owner) for grant in lease.grants):
+        hold.lose("the guardian saw that it was not renewed in time")
+    elif lease.lost:
         hold.lose(lease.lost_because)
     elif hold.max_hold is not None and start - lease.since >= hold.max_hold:
         hold.lose(f"it was held for its max_hold of {hold.max_hold:g} s")
@@ -135,6 +137,8 @@ def _renew(hold: Hold, start: float, clock: Clock) -> None:
             hold.coordinator.release(grant)
         return
     lease.renew(renewed)
+    for grant in renewed:
+        pool_child.note(grant)
     hold.next_at = start + hold.renew_interval
     hold.tell(events.Renewed, remaining=left, took=clock() - start)
 
@@ -230,6 +234,7 @@ class Watchdog:
             logger.warning("the release of %r was never heard; its ttl frees it", late.grant.key)
         except Exception:
             logger.exception("repeating the release of %r failed", late.grant.key)
+        pool_child.retract(late.grant.owner)
         del self._late[mark]
 
 

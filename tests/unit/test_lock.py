@@ -4,10 +4,11 @@ import time
 
 import pytest
 
-from celery_redlock import events
+from celery_redlock import events, pool_child
 from celery_redlock.coordinators.base import Conflict, Grant, Holder
 from celery_redlock.exceptions import CoordinatorUnavailable
 from celery_redlock.lock import Claimant, Session, entered, held_leases
+from celery_redlock.notices import NoticeOptions
 from celery_redlock.options import LockOptions
 from celery_redlock.testing import MemoryCoordinator
 from celery_redlock.waiting import SPLIT_TRIES
@@ -35,12 +36,11 @@ class Scripted(MemoryCoordinator):
         return super().acquire(key, owner, ttl, holder)
 
 
-def session_on(coordinator, *keys, announce=None, **options):
+def session_on(coordinator, *keys, guard=None, **options):
     """A session for these keys, and the list of what it told."""
     told = []
-    extra = {"announce": announce} if announce else {}
     claimant = Claimant(
-        coordinator, keys or ("k",), LockOptions(**options), Holder(), told.append, **extra
+        coordinator, keys or ("k",), LockOptions(**options), Holder(), told.append, guard
     )
     return Session(claimant), told
 
@@ -140,7 +140,7 @@ def test_an_acquire_that_was_interrupted_is_undone_by_the_watchdog(monkeypatch):
     assert [(grant.key, grant.owner) for grant in undone] == [("k", coordinator.owners[0])]
 
 
-def test_owner_and_key_are_announced_before_the_acquire():
+def test_owner_and_key_are_announced_before_the_acquire(monkeypatch):
     """Whoever cleans up after a death knows the owner before any server does."""
     order = []
 
@@ -149,13 +149,16 @@ def test_owner_and_key_are_announced_before_the_acquire():
             order.append(("acquire", key, owner))
             return super().acquire(key, owner, ttl, holder)
 
-    session, _ = session_on(
-        Noting(), announce=lambda key, owner: order.append(("told", key, owner))
+    for name in ("finish", "retract"):
+        monkeypatch.setattr(pool_child, name, lambda owner, name=name: order.append((name, owner)))
+    monkeypatch.setattr(
+        pool_child, "announce", lambda key, owner, guard: order.append(("told", key, owner))
     )
+    session, _ = session_on(Noting(), guard=NoticeOptions("here", 30, 10))
     session.take(0)
     session.give_back()
-    assert [what for what, *_ in order] == ["told", "acquire"]
-    assert order[0][1:] == order[1][1:]
+    assert [what for what, *_ in order] == ["told", "acquire", "finish", "retract"]
+    assert {owner for *_, owner in order} == {order[0][2]}
 
 
 def test_a_release_never_raises_and_is_repeated_later(monkeypatch):
