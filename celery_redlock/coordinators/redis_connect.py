@@ -121,7 +121,8 @@ def _tune(sock: socket.socket, family: int, options: Mapping[str, Any]) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if options.get("socket_keepalive", True):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (options.get("socket_keepalive_options") or {}).items():
+        wished = options.get("socket_keepalive_options")
+        for name, value in wished.items() if isinstance(wished, Mapping) else ():
             sock.setsockopt(socket.IPPROTO_TCP, name, value)
 
 
