@@ -19,6 +19,9 @@ from celery_redlock.coordinators.redis_wire import ErrorReply
 __all__ = ["Channel", "Greeter", "Reply", "Silence"]
 
 
+_CLEAN_FOR = 0.01  # seconds
+
+
 class Silence(str):
     """Stands for a reply that won't come; its text says why."""
 
@@ -85,8 +88,8 @@ class Channel:
         self._lost = []
         self.asked = {}
         instant = now()
-        # Within so short a time nothing becomes overdue, and late replies come with new ones.
-        if instant - self._cleaned >= self.nodes[0].timeout / 2:
+        # Within so short a time little becomes overdue, and late replies come with new ones.
+        if instant - self._cleaned >= _CLEAN_FOR:
             self._cleaned = instant
             self._clean(instant, tidy=tidy)
 
