@@ -68,6 +68,10 @@ class HolderProcess:
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
+    def halt(self) -> None:
+        """SIGSTOP, and don't wait; it may be dead already."""
+        self.process.send_signal(signal.SIGSTOP)
+
     def resume(self) -> None:
         """SIGCONT."""
         self.process.send_signal(signal.SIGCONT)
