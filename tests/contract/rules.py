@@ -251,6 +251,20 @@ def a_late_release_spares_the_next_owner(subject: Subject) -> None:
     assert held.owner == new.owner
 
 
+@rule
+def the_owner_alone_names_a_grant(subject: Subject) -> None:
+    """Who knows key and owner only, as a worker's main process does, can extend and release."""
+    grant = subject.grant()
+    known = Grant(grant.key, grant.owner, grant.ttl, grant.valid_until)
+    longer = subject.two.extend(known, subject.long)
+    assert isinstance(longer, Grant)
+    assert longer.valid_until > now()
+    assert subject.two.release(known) is True
+    assert subject.one.inspect(subject.key) is None
+    assert subject.two.extend(known, subject.long) is None
+    assert subject.two.release(known) is False
+
+
 # Expiry
 
 

@@ -100,6 +100,13 @@ class ReleasesForAnyone(MemoryCoordinator):
         return self._held.pop(grant.key, None) is not None
 
 
+class NeedsTheToken(MemoryCoordinator):
+    """Takes a grant without its token for somebody else's."""
+
+    def release(self, grant):
+        return grant.fencing_token is not None and super().release(grant)
+
+
 class NeverReleases(MemoryCoordinator):
     """Says yes, and leaves the lock to its ttl."""
 
@@ -245,6 +252,7 @@ class RacesWithItself(MemoryCoordinator):
         (PretendsToExtend, rules.an_extended_lock_outlives_its_first_ttl),
         (ReleasesForAnyone, rules.another_owner_cannot_release),
         (ReleasesForAnyone, rules.a_late_release_spares_the_next_owner),
+        (NeedsTheToken, rules.the_owner_alone_names_a_grant),
         (NeverReleases, rules.a_released_lock_is_free_at_once),
         (AlwaysContent, rules.a_second_release_is_refused),
         (NeverExpires, rules.a_look_at_an_expired_lock_shows_nobody),
