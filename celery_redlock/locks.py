@@ -16,6 +16,7 @@ from celery_redlock.conf import NAMES, Settings
 from celery_redlock.coordinators.base import Coordinator, Holder
 from celery_redlock.coordinators.urls import CoordinatorSettings, Kind, from_urls
 from celery_redlock.exceptions import ImproperlyConfigured, LockNotAcquired
+from celery_redlock.in_time import helpers
 from celery_redlock.keys import KeyMaker
 from celery_redlock.lease import Lease
 from celery_redlock.lock import Claimant, Session, boot_nonce, entered
@@ -196,7 +197,11 @@ class Locks:
         return coordinator
 
     def close(self) -> None:
-        """Let go of the calling thread's connections; they are made again if need be."""
+        """Let go of the calling thread's connections; they are made again if need be.
+
+        What is still being said in the background may be said first, for a second at most.
+        """
+        helpers().drain(1.0)
         for coordinator in self._coordinators.values():
             coordinator.close()
 

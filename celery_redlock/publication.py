@@ -199,11 +199,12 @@ class Publication:
 
     def _reserve(self, plan: Plan, lock: QueueLock) -> Conflict | None:
         holder, deadline = self._holder(), clock.now() + self._left
+        backend = self.app.backend  # of this thread: a helper's own would be another connection
 
         def alive(conflict: Conflict) -> bool:
             if plan.options.scope == "until_expired" or conflict.holder is None:
                 return True
-            return not is_over(self.app, lock.coordinator, conflict.holder.id, deadline)
+            return not is_over(backend, lock.coordinator, conflict.holder.id, deadline)
 
         def undo(conflict: Conflict | None) -> None:
             if conflict is None:

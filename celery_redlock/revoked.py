@@ -30,11 +30,11 @@ ASKING_RESULTS = 0.1  # seconds that the result backend may take to say that a t
 REMEMBERED = 86400.0  # seconds that a revoke is remembered
 
 
-def is_over(app: Any, coordinator: Coordinator, task_id: str, deadline: float) -> bool:
+def is_over(backend: Any, coordinator: Coordinator, task_id: str, deadline: float) -> bool:
     """Whether a task has ended or was revoked, as far as anybody has said so.
 
     Args:
-        app: the application.
+        backend: the result backend.
         coordinator: who keeps the queue locks.
         task_id: which task.
         deadline: the instant at which the answer must be there.
@@ -46,14 +46,13 @@ def is_over(app: Any, coordinator: Coordinator, task_id: str, deadline: float) -
         return False
     if coordinator.inspect(_revoked(task_id)) is not None:
         return True
-    return _has_ended(app, task_id, min(ASKING_RESULTS, deadline - clock.now()))
+    return _has_ended(backend, task_id, min(ASKING_RESULTS, deadline - clock.now()))
 
 
-def _has_ended(app: Any, task_id: str, seconds: float) -> bool:
+def _has_ended(backend: Any, task_id: str, seconds: float) -> bool:
     """Whether the result backend has a final state; a backend that can't say, says no."""
 
     def state() -> Any:
-        backend = app.backend
         # One that keeps answers for their askers only would take away another's.
         if not getattr(backend, "persistent", True):
             return None
