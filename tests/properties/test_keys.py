@@ -210,7 +210,7 @@ class TestSerializers:
     """The producer's name is the worker's name."""
 
     @pytest.mark.parametrize("serializer", SERIALIZERS)
-    @settings(max_examples=200)
+    @settings(max_examples=150)
     @given(data=st.data())
     def test_a_name_is_the_same_on_the_other_side(self, serializer, data):
         """Whatever a serializer carries gives the name that it gave before."""
