@@ -11,9 +11,11 @@ and never wait in a greenlet for longer than the hub may stand still.
 from __future__ import annotations
 
 import _thread as _plain
+import signal
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery_redlock.clock import now
@@ -156,7 +158,8 @@ class NativeThread:
         self.ident: int | None = None
         self._target: Callable[[], Any] | None = target
         self._ended = Event()
-        _original("start_new_thread")(self._run, ())
+        with _all_signals_blocked():
+            _original("start_new_thread")(self._run, ())
 
     def _run(self) -> None:
         self.ident = get_ident()
@@ -178,6 +181,23 @@ class NativeThread:
     def __repr__(self) -> str:
         state = "alive" if self.is_alive() else "ended"
         return f"<NativeThread {self.name!r} {state}>"
+
+
+@contextmanager
+def _all_signals_blocked() -> Iterator[None]:
+    """A block in which started threads inherit that no signal is theirs.
+
+    Signals are for the main thread: one that is delivered to another thread doesn't end what the
+    main thread waits for, and a terminated task would run on.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def native_thread(target: Callable[[], Any], name: str) -> NativeThread:

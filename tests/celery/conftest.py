@@ -108,3 +108,50 @@ def celery_setup_app(app):
 def celery_worker(worker, app):
     """A prefork worker as pytest-celery's node."""
     return LocalWorker(worker(), app)
+
+
+class Table:
+    """A table of rows by columns, each cell with the ways in which it has passed."""
+
+    def __init__(self):
+        """Start empty."""
+        self.cells = {}
+
+    def begin(self, row, column, way):
+        """A cell is being tried."""
+        self.cells.setdefault((row, column), {})[way] = "FAILED"
+
+    def passed(self, row, column, way):
+        """A cell has passed."""
+        self.cells[row, column][way] = "ok"
+
+    def lines(self):
+        """The table as text."""
+        rows = list(dict.fromkeys(row for row, _ in self.cells))
+        columns = list(dict.fromkeys(column for _, column in self.cells))
+        wide = max(map(len, rows))
+        yield " " * wide + "  " + "  ".join(columns)
+        for row in rows:
+            cells = [
+                self._cell(self.cells.get((row, column))).center(len(column)) for column in columns
+            ]
+            yield row.ljust(wide) + "  " + "  ".join(cells)
+
+    @staticmethod
+    def _cell(ways):
+        if ways is None:
+            return "-"
+        return "ok" if set(ways.values()) == {"ok"} else "FAILED"
+
+
+@pytest.fixture(scope="session")
+def matrix_table(request):
+    """The table of the matrix, printed when the run is over."""
+    table = Table()
+    yield table
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+        reporter.ensure_newline()
+        reporter.section("what becomes of a lock: early and late acknowledgement", "-")
+        for line in table.lines():
+            reporter.line(line)

@@ -1,0 +1,313 @@
+"""What happens to a lock when its task ends in every way there is: pool by acknowledgement by broker.
+
+One table; it is printed at the end of the run.  A row that a pool has no means for (killing one
+child of a thread pool, say) stands there as ``-``, with the reason in ``NOT_THERE``.
+"""
+
+import contextlib
+import os
+import signal
+import uuid
+from datetime import datetime, timedelta, timezone
+
+import psutil
+import pytest
+from celery import chain, chord, group
+
+from celery_redlock import LockLost, Locks
+from celery_redlock.clock import now
+from celery_redlock.coordinators.base import Grant
+from localservers import RabbitMQ, Valkey, valkey_cluster
+from tests.celery.app import make_app
+from tests.celery.journal import Journal
+from tests.celery.matrix_tasks import EARLY, LATE, TASKS, TTL, collect
+from tests.celery.processes import Worker
+
+SOON = 15.0
+VISIBILITY = 3
+
+
+class Scene:
+    """A broker with results, three lock servers, a worker of one pool, and a producer."""
+
+    def __init__(self, servers, pool, broker, store, locks, **config):
+        self.pool, self.broker, self._servers = pool, broker, servers
+        self.config = {
+            "broker_url": broker.url
+            if isinstance(broker, RabbitMQ)
+            else broker.url_as("", None, 0),
+            "broker_connection_retry_on_startup": True,
+            "broker_transport_options": {},
+            "result_backend": store.url_as("", None, 1),
+            "tests_journal": store.url_as("", None, 2),
+            "include": ["tests.celery.matrix_tasks"],
+            "redlock_coordinators": {"default": locks.urls},
+            "task_default_queue": f"q{uuid.uuid4().hex[:8]}",
+            "worker_prefetch_multiplier": 1,
+            **config,
+        }
+        if not isinstance(broker, RabbitMQ):
+            self.config["broker_transport_options"] = {
+                "visibility_timeout": VISIBILITY,
+                "unacked_restore_interval": 1,
+                "unacked_restore_throttle": 1,
+            }
+        self.app = make_app(self.config)
+        self.journal = Journal(self.config["tests_journal"])
+        self.worker = self.start_worker()
+
+    def start_worker(self, **config):
+        """A worker of this pool that takes from this scene's queue."""
+        return self._servers.start(
+            Worker,
+            {**self.config, **config},
+            pool=self.pool,
+            concurrency=2,
+            queues=self.config["task_default_queue"],
+        )
+
+    def task(self, what, ack):
+        """A task of the matrix, bound to this scene's application."""
+        return self.app.tasks[TASKS[what, ack].name]
+
+    def lock(self, key, mode="efficiency", kind="lock"):
+        """Who holds a lock."""
+        return Locks.for_app(self.app).coordinator("default", mode, kind=kind).inspect(key)
+
+    def key(self, task, name):
+        """The name of a call's lock."""
+        plan = Locks.for_app(self.app).plan(task, self.config["task_default_queue"], None)
+        return plan.keys.names((name,), {})[0]
+
+    def until_free(self, key, within, **where):
+        """Wait until a lock is free; the seconds it took."""
+        start = now()
+        while self.lock(key, **where) is not None:
+            assert now() - start < within, f"{key} is still held after {within:g} s"
+        return now() - start
+
+    def runs(self, task, name):
+        """An equal call gets the lock and runs: the proof that nothing was left behind."""
+        self.journal.open_gate(name)
+        assert task.delay(name).get(timeout=SOON) == name
+
+    def close(self):
+        """Let go of connections; the processes belong to the fixture."""
+        self.journal.close()
+        Locks.for_app(self.app).close()
+        self.app.backend.client.close()
+        self.app.close()
+
+
+# The rows.  Each takes a scene, how the message is acknowledged, and a name of its own.
+
+
+def success_and_failure(scene, ack, name):
+    """When the result is there, the lock is gone."""
+    for what in ("work", "fail"):
+        task = scene.task(what, ack)
+        scene.journal.open_gate(name)
+        task.delay(name).get(timeout=SOON, propagate=False)
+        assert scene.lock(scene.key(task, name)) is None
+
+
+def ignore(scene, ack, name):
+    """A body that ends with Ignore leaves no lock behind."""
+    task = scene.task("ignore", ack)
+    task.delay(name)
+    scene.journal.wait_for("start", name=name)
+    scene.until_free(scene.key(task, name), 2)
+
+
+def retry(scene, ack, name):
+    """self.retry() once: it runs twice and succeeds."""
+    assert scene.task("retry_once", ack).delay(name).get(timeout=SOON) == name
+    assert len(scene.journal.entries("start", name=name)) == 2
+
+
+def hard_time_limit(scene, ack, name):
+    """The lock is gone within a second of the child's death, and the next call runs."""
+    task = scene.task("too_long", ack)
+    task.delay(name)
+    start = scene.journal.wait_for("start", name=name)[0]
+    wait_for_death(start["pid"])
+    scene.until_free(start["key"], 1)
+
+
+def child_killed(scene, ack, name):
+    """The lock of a killed child is free at once; a late message runs again, an early one is lost."""
+    task = scene.task("work", ack)
+    result = task.delay(name)
+    start = scene.journal.wait_for("start", name=name)[0]
+    held = scene.lock(start["key"])
+    os.kill(start["pid"], signal.SIGKILL)
+    if ack == LATE:
+        second = scene.journal.wait_for("start", name=name, count=2)[1]
+        assert second["id"] == start["id"]
+        scene.journal.open_gate(name)
+        assert result.get(timeout=SOON) == name
+    scene.until_free(start["key"], 1 if ack == EARLY else SOON)
+    assert held.holder.id == start["id"]
+
+
+def revoked_and_terminated(scene, ack, name):
+    """The lock is held until the child is dead, and free right after."""
+    task = scene.task("work", ack)
+    result = task.delay(name)
+    start = scene.journal.wait_for("start", name=name)[0]
+    os.kill(start["pid"], signal.SIGSTOP)  # so that it can't die before we have looked
+    result.revoke(terminate=True, signal="SIGKILL" if ack == LATE else "SIGTERM")
+    if ack == EARLY:
+        assert scene.lock(start["key"]) is not None
+        os.kill(start["pid"], signal.SIGCONT)
+    wait_for_death(start["pid"])
+    scene.until_free(start["key"], 1)
+
+
+def revoked_before_it_ran(scene, ack, name):
+    """A revoked and an expired message free their queue lock; the next call runs."""
+    task = scene.task("unique", ack)
+    later = datetime.now(timezone.utc) + timedelta(seconds=1)
+    revoked = task.apply_async((name,), eta=later)
+    revoked.revoke()
+    key = scene.key(task, name)
+    scene.until_free(key, SOON, kind="queue")
+    task.apply_async((name,), countdown=1, expires=0.5)
+    scene.until_free(key, SOON, kind="queue")
+    scene.runs(task, name)
+
+
+def renewal_stopped_by_force(scene, ack, name):
+    """A outlives its ttl, B runs: B keeps its lock when A ends, and A is stopped."""
+    task = scene.task("loses_its_lock", ack)
+    first = task.delay(name)
+    start = scene.journal.wait_for("start", name=name)[0]
+    key = start["key"]
+    scene.until_free(key, 2 * TTL)
+    coordinator = Locks.for_app(scene.app).coordinator("default", "efficiency")
+    grant = coordinator.acquire(key, uuid.uuid4().hex, 30, Locks.for_app(scene.app).holder())
+    scene.journal.open_gate(name)
+    first.get(timeout=SOON, propagate=False)
+    assert scene.lock(key).owner == grant.owner
+    coordinator.release(grant)
+
+
+def lock_taken_away(scene, ack, name):
+    """Somebody else has the lock: the body is stopped at the next renewal, and says why."""
+    task = scene.task("work", ack)
+    first = task.delay(name)
+    key = scene.journal.wait_for("start", name=name)[0]["key"]
+    locks = Locks.for_app(scene.app)
+    coordinator = locks.coordinator("default", "efficiency")
+    held = coordinator.inspect(key)
+    coordinator.release(Grant(key, held.owner, 30, now() + 30))
+    grant = coordinator.acquire(key, uuid.uuid4().hex, 30, locks.holder())
+    with pytest.raises(LockLost) as caught:
+        first.get(timeout=SOON)
+    assert caught.value.key == key
+    assert "refused" in caught.value.reason
+    assert scene.journal.entries("end", name=name) == []
+    assert scene.lock(key).owner == grant.owner
+    coordinator.release(grant)
+
+
+def never_two_at_once(scene, ack, name):
+    """Two producers and one by name only: one runs at a time."""
+    task = scene.task("work", ack)
+    first = task.delay(name)
+    scene.journal.wait_for("start", name=name)
+    second = task.delay(name)
+    by_name = scene.app.send_task(task.name, (name,))
+    skipped = second.get(timeout=SOON) if scene.pool != "solo" else None
+    scene.journal.open_gate(name, times=3)
+    assert first.get(timeout=SOON) == name
+    by_name.get(timeout=SOON)
+    assert skipped is None or skipped["holder"]["id"] == first.id
+    assert scene.journal.most_at_once(name=name) == 1
+
+
+def canvas(scene, ack, name):
+    """Group, chord and chain with equal members end, and every member has a result."""
+    work = scene.task("work", ack)
+    scene.journal.open_gate(name, times=10)
+    together = group(work.s(name), work.s(name))()
+    assert len(together.get(timeout=SOON)) == 2
+    gathered = chord([work.s(name), work.s(name)])(scene.app.tasks[collect.name].s())
+    assert len(gathered.get(timeout=SOON)) == 2
+    assert chain(work.si(name), work.si(name))().get(timeout=SOON) is not None
+    assert scene.journal.most_at_once(name=name) == 1
+
+
+def wait_for_death(pid):
+    """Wait until a process has ended, whether or not its parent has noticed."""
+    start = now()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert now() - start < SOON, f"process {pid} lives on"
+
+
+ROWS = [
+    success_and_failure,
+    ignore,
+    retry,
+    never_two_at_once,
+    canvas,
+    revoked_before_it_ran,
+    renewal_stopped_by_force,
+    lock_taken_away,
+    hard_time_limit,
+    child_killed,
+    revoked_and_terminated,
+]
+CHILDREN = {hard_time_limit, child_killed, revoked_and_terminated}
+NOT_THERE = {
+    "threads": CHILDREN,
+    "gevent": CHILDREN,
+    "eventlet": CHILDREN,
+    "solo": CHILDREN,
+}
+COLUMNS = [
+    ("prefork", "redis"),
+    ("prefork", "rabbitmq"),
+    ("threads", "redis"),
+    ("gevent", "redis"),
+    ("eventlet", "redis"),
+    ("solo", "redis"),
+]
+
+
+@pytest.fixture(scope="module")
+def stage(request, shared_servers, rabbitmq):
+    """Scenes by pool and broker, made at first use."""
+    store = shared_servers.start(Valkey)
+    locks = shared_servers.start(valkey_cluster, 3)
+    scenes = {}
+
+    def scene(pool, broker):
+        if (pool, broker) not in scenes:
+            for old in scenes.values():
+                old.worker.kill()  # one worker at a time: this machine is small
+            where = rabbitmq if broker == "rabbitmq" else store
+            scenes[pool, broker] = Scene(shared_servers, pool, where, store, locks)
+        return scenes[pool, broker]
+
+    yield scene
+    for one in scenes.values():
+        one.close()
+
+
+CELLS = [
+    pytest.param(row, pool, broker, ack, id=f"{row.__name__}-{pool}-{broker}-{ack}")
+    for pool, broker in COLUMNS
+    for row in ROWS
+    if row not in NOT_THERE.get(pool, ())
+    for ack in (EARLY, LATE)
+]
+
+
+@pytest.mark.parametrize(("row", "pool", "broker", "ack"), CELLS)
+def test_matrix(stage, matrix_table, row, pool, broker, ack):
+    """One cell of the table."""
+    matrix_table.begin(row.__name__, f"{pool}/{broker}", ack)
+    row(stage(pool, broker), ack, uuid.uuid4().hex)
+    matrix_table.passed(row.__name__, f"{pool}/{broker}", ack)
