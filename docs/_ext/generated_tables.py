@@ -32,7 +32,7 @@ _COORDINATORS: tuple[tuple[tuple[str, ...], bool], ...] = (
     (("redis://a", "redis://b", "redis://c"), True),
     (("etcd://a",), True),
     (("zookeeper://a",), True),
-    (("postgresql://a/b",), True),
+    (("sqlite:///locks.sqlite3",), True),
     (("memory://",), True),
 )
 
