@@ -99,19 +99,22 @@ def _look(node: Node, names: Names) -> _Seen:
 
 def _connected(link: Link) -> Link:
     while link.connecting:
-        with selectors.DefaultSelector() as selector:
-            selector.register(link.socket, selectors.EVENT_WRITE)
-            if not selector.select(_PATIENCE):
-                raise Broken(f"no connection within {_PATIENCE:g} s")
+        if not _wait(link, selectors.EVENT_WRITE, now() + _PATIENCE):
+            raise Broken(f"no connection within {_PATIENCE:g} s")
         settled = settle(link)
         if settled is not link:
             link.close()
         link = settled
-    link.socket.settimeout(_PATIENCE)
     for answer in _ask(link, link.preamble):
         if isinstance(answer, ErrorReply):
             raise Broken(answer)
     return link
+
+
+def _wait(link: Link, event: int, end: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(link.socket, event)
+        return bool(selector.select(max(0.0, end - now())))
 
 
 def _patient(node: Node) -> Node:
@@ -119,19 +122,21 @@ def _patient(node: Node) -> Node:
     return Node(node.shown, node.connection_class, node.options, _PATIENCE, locate=node.locate)
 
 
-def _ask(link: Any, commands: Sequence[bytes]) -> list[Any]:
+def _ask(link: Link, commands: Sequence[bytes]) -> list[Any]:
     answers: list[Any] = []
-    for command in commands:
-        link.socket.sendall(command)
     end = now() + _PATIENCE
+    link.write(b"".join(commands))
     while len(answers) < len(commands):
-        if now() > end:
-            raise Broken(f"no answer within {_PATIENCE:g} s")
         answers += link.read()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
+        if len(answers) < len(commands) and not _wait(link, wanted, end):
+            raise Broken(f"no answer within {_PATIENCE:g} s")
+        if link.unsent:
+            link.flush()
     return answers
 
 
-def _time(link: Any) -> tuple[float, float]:
+def _time(link: Link) -> tuple[float, float]:
     before, start = time.time(), now()
     (answer,) = _ask(link, [pack("TIME")])
     took = now() - start

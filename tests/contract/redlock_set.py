@@ -73,7 +73,7 @@ class RedlockSet:
             value = f'{owner} 0 {{"task":"other.task"}}'
             self.admin(number).set(self.names.lock(key), value, px=int(ttl * 1000))
 
-    def keys(self) -> dict[str, list[int]]:
+    def stored(self) -> dict[str, list[int]]:
         """Every key of the prefix, with its remaining life in ms on each server that has it."""
         found: dict[str, list[int]] = {}
         for number in range(len(self.servers)):

@@ -115,7 +115,7 @@ def test_a_cycle_without_faults_leaves_nothing_behind(five):
     coordinator = five.coordinator()
     for number in range(100):
         assert coordinator.release(grant(coordinator, f"cycle-{number}"))
-    eventually(lambda: five.keys() == {})
+    eventually(lambda: five.stored() == {})
 
 
 @pytest.fixture
@@ -450,7 +450,7 @@ def test_threads_never_share_a_connection_at_one_time(three):
     for thread in threads:
         thread.join()
     assert wrong == []
-    eventually(lambda: three.keys() == {})
+    eventually(lambda: three.stored() == {})
 
 
 def test_an_interrupted_acquire_leaves_nothing_behind(three, monkeypatch):
