@@ -5,7 +5,7 @@ import time
 
 from celery import shared_task
 
-from celery_redlock import LockedTask, LockLost
+from celery_redlock import LockedTask
 from tests.celery.journal import record
 
 LONG = 30
@@ -39,21 +39,10 @@ def cleans_up(self, name):
         record("cleaned up", name=name)
 
 
-@shared_task(
-    base=LockedTask, bind=True, lock_ttl=3, autoretry_for=(LockLost,), default_retry_delay=1
-)
-def retries(self, name):
-    """Be run again by Celery when it was stopped, as after any other error."""
-    record("start", name=name, retries=self.request.retries)
-    if not self.request.retries:
-        time.sleep(LONG)
-    return "second run"
-
-
 @shared_task(bind=True)
 def calls(self, name):
     """Call a locked task directly, and survive the loss of its lock."""
     try:
         sleeps(name)
-    except Exception as exc:  # noqa: BLE001 - the test looks at it
+    except Exception as exc:
         return type(exc).__name__
