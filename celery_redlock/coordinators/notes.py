@@ -99,12 +99,16 @@ def hand_over(
     if isinstance(coordinator, KeepsNotes):
         return coordinator.hand_over(grant, heir, ttl, holder)
     note = _take_note(coordinator, grant)
-    coordinator.release(grant)
     if note is None:
+        coordinator.release(grant)
         note = _take_note(coordinator, grant)  # left just before the release
-    if note is None:
-        return None
-    outcome = coordinator.acquire(grant.key, heir, ttl, holder)
+        if note is None:
+            return None
+    try:  # from here on the note is in nobody's hands but ours
+        coordinator.release(grant)
+        outcome = coordinator.acquire(grant.key, heir, ttl, holder)
+    except CoordinatorUnavailable:
+        return HandedOver(note, None)
     return HandedOver(note, outcome if isinstance(outcome, Grant) else None)
 
 
@@ -128,9 +132,19 @@ def _take_note(coordinator: Coordinator, grant: Grant) -> bytes | None:
         held = coordinator.inspect(_note_name(grant.key))
         if held is None or _order(held, grant.owner) < 0:
             return None
-        if coordinator.release(_grant(held)):
+        if _erased(coordinator, held):
             return base64.b64decode(held.holder.attempt)
     raise CoordinatorUnavailable(f"lock {grant.key!r}: its note changes too often to be read")
+
+
+def _erased(coordinator: Coordinator, held: Held) -> bool:
+    """Whether the note is ours alone to use now; where nobody can say, rather twice than never."""
+    for _ in range(3):
+        try:
+            return coordinator.release(_grant(held))
+        except CoordinatorUnavailable:
+            continue
+    return True
 
 
 def _grant(held: Held) -> Grant:

@@ -9,7 +9,8 @@ from typing import Literal
 
 from celery_redlock.coordinators.redis_wire import pack, pack_words
 
-__all__ = ["ACQUIRE", "EXTEND", "HEAL", "LOAD_SCRIPTS", "MARK", "RAISE", "RELEASE", "SCRIPTS"]
+__all__ = ["ACQUIRE", "EXTEND", "HAND_OVER", "HEAL", "LEAVE", "LOAD_SCRIPTS", "MARK", "RAISE"]
+__all__ += ["RELEASE", "SCRIPTS"]
 __all__ += ["Kind", "Names", "Script", "milliseconds"]
 
 Kind = Literal["lock", "queue"]
@@ -39,7 +40,8 @@ class Script:
 
 ACQUIRE, RAISE, RELEASE = Script("acquire"), Script("raise"), Script("release")
 EXTEND, HEAL, MARK = Script("extend"), Script("heal"), Script("mark")
-SCRIPTS = (ACQUIRE, RAISE, RELEASE, EXTEND, HEAL, MARK)
+LEAVE, HAND_OVER = Script("leave"), Script("hand_over")
+SCRIPTS = (ACQUIRE, RAISE, RELEASE, EXTEND, HEAL, MARK, LEAVE, HAND_OVER)
 LOAD_SCRIPTS = [pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS]
 
 
@@ -69,6 +71,10 @@ class Names:
     def grave(self, key: str, owner: str) -> str:
         """Says for a while that ``owner`` has given up, should its request still arrive."""
         return f"{self.prefix}:{{{key}}}:dead:{owner}"
+
+    def note(self, key: str) -> str:
+        """What was left with this lock for whoever comes next."""
+        return f"{self.prefix}:{{{key}}}:note"
 
     @property
     def highest(self) -> str:

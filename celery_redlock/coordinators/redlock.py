@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
+from celery_redlock.coordinators.notes import HandedOver
 from celery_redlock.coordinators.redis_acquire import Acquisition
 from celery_redlock.coordinators.redis_batch import CHUNK, Renewal, extend_many
 from celery_redlock.coordinators.redis_channel import Channel, Greeter
@@ -34,6 +35,7 @@ from celery_redlock.coordinators.redis_keep import Keeping, extend, release
 from celery_redlock.coordinators.redis_listen import Listener, listen_to_holder
 from celery_redlock.coordinators.redis_look import inspect
 from celery_redlock.coordinators.redis_node import Node, greeting
+from celery_redlock.coordinators.redis_notes import hand_over, leave
 from celery_redlock.coordinators.redis_pool import Channels
 from celery_redlock.coordinators.redis_tokens import Tokens
 from celery_redlock.coordinators.redis_urls import node_from_client, node_from_url, refuse_bad_set
@@ -182,6 +184,29 @@ class RedlockCoordinator:
             CoordinatorUnavailable: nobody can say.
         """
         return self._talk(lambda channel: inspect(channel, self._names, key, now()))
+
+    def leave_note(self, key: str, owner: str, note: bytes, order: int, ttl: float) -> bool:
+        """Leave a note with a lock, in the place of an older one.
+
+        Returns:
+            False if the lock isn't held by this owner.
+
+        Raises:
+            CoordinatorUnavailable: nobody can say whether it was left.
+        """
+        return self._talk(lambda ch: leave(ch, self._names, key, owner, note, order, ttl))
+
+    def hand_over(self, grant: Grant, heir: str, ttl: float, holder: Holder) -> HandedOver | None:
+        """Give a lock back, or hand it over to an heir together with the note that was left.
+
+        Raises:
+            CoordinatorUnavailable: nobody can say.
+        """
+        self._refuse_bad_arguments(grant.key, heir, ttl)
+        longest, drift = self._settings.max_ttl, self._settings.drift
+        return self._talk(
+            lambda ch: hand_over(ch, self._names, grant, heir, ttl, holder, longest, drift)
+        )
 
     def listen(self, key: str) -> Listener | None:
         """What hears at once that the lock was given back; None where no server tells."""
