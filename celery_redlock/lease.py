@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from celery_redlock.coordinators.base import Grant, Holder
@@ -62,8 +63,12 @@ class Lease:
 
     @property
     def grants(self) -> tuple[Grant, ...]:
-        """The present grant of each key."""
-        return self._grants
+        """The present grant of each key, with the trusted end of whoever renewed it last."""
+        return tuple(map(self._as_renewed, self._grants))
+
+    def _as_renewed(self, grant: Grant) -> Grant:
+        until = self._renewed_until(grant.owner)
+        return grant if until <= grant.valid_until else replace(grant, valid_until=until)
 
     @property
     def fencing_token(self) -> FencingToken | None:

@@ -25,6 +25,7 @@ __all__ = ["Hold", "Watchdog", "renew_due"]
 
 logger = logging.getLogger(__name__)
 FOREVER = float("inf")
+STOP_AGAIN = 1.0  # seconds after which a body that goes on without its lock is stopped again
 
 
 def _nothing(lease: Lease) -> None:
@@ -42,9 +43,11 @@ class Hold:
         renew_interval: seconds between renewals.
         max_hold: seconds after which renewing stops as if the lock was lost; None: never.
         sink: where events go.
-        stop_body: called once when the lock is lost, after the callbacks.
-        next_at: the instant of the next renewal.
+        stop_body: called when the lock is lost, after the callbacks, and again while the body
+            goes on all the same.
+        next_at: the instant of the next renewal, or of the next call of ``stop_body``.
         keeps: whether the lock outlives its lease, to be kept for a least time.
+        lost: whether everybody has been told that the lock was lost.
     """
 
     lease: Lease
@@ -56,6 +59,7 @@ class Hold:
     stop_body: Callable[[Lease], None] = _nothing
     next_at: float = field(default=0.0)
     keeps: bool = False
+    lost: bool = False
 
     def __post_init__(self) -> None:
         """The first renewal is due one interval after the grant was asked for."""
@@ -70,6 +74,7 @@ class Hold:
         """Mark the lease lost and tell everybody, once."""
         if not self.lease.mark_lost(reason):
             return
+        self.lost = True
         logger.warning("lock %r was lost: %s", self.lease.key, reason)
         for callback in self.lease.take_callbacks():
             try:
@@ -81,10 +86,12 @@ class Hold:
 
     def due_at(self) -> float:
         """When this lease next wants to be looked at."""
+        if self.lost:
+            return FOREVER if self.lease.ended else self.next_at
         ends = [self.next_at, self.lease.valid_until]
         if self.max_hold is not None:
             ends.append(self.lease.since + self.max_hold)
-        return FOREVER if self.lease.lost_because else min(ends)
+        return min(ends)
 
 
 def renew_due(holds: Iterable[Hold], clock: Clock) -> float:
@@ -106,8 +113,13 @@ def renew_due(holds: Iterable[Hold], clock: Clock) -> float:
 
 
 def _look_after(hold: Hold, clock: Clock) -> None:
-    lease, start = hold.lease, clock()
-    if any(pool_child.is_lost(grant.owner) for grant in lease.grants):
+    lease, start, known = hold.lease, clock(), hold.lost
+    if known and start >= hold.next_at and not lease.ended:
+        known = False
+        hold.stop_body(lease)  # it goes on, so it has swallowed the interrupt
+    elif known:
+        return
+    elif any(pool_child.is_lost(grant.owner) for grant in lease.grants):
         hold.lose("the guardian saw that it was not renewed in time")
     elif lease.lost:
         hold.lose(lease.lost_because)
@@ -115,6 +127,8 @@ def _look_after(hold: Hold, clock: Clock) -> None:
         hold.lose(f"it was held for its max_hold of {hold.max_hold:g} s")
     elif start >= hold.next_at:
         _renew(hold, start, clock)
+    if hold.lost and not known:
+        hold.next_at = start + STOP_AGAIN
 
 
 def _renew(hold: Hold, start: float, clock: Clock) -> None:
@@ -123,6 +137,9 @@ def _renew(hold: Hold, start: float, clock: Clock) -> None:
     try:
         for grant in lease.grants:
             fresh = hold.coordinator.extend(grant, hold.ttl)
+            if fresh is None and grant.valid_until <= clock() < lease.valid_until:
+                hold.next_at = clock()  # we were too late; the guardian has renewed it meanwhile
+                return
             if fresh is None:
                 hold.lose(f"{grant.key!r} is not ours any more: a renewal was refused")
                 return

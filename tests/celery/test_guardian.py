@@ -17,8 +17,11 @@ from celery_redlock.coordinators.urls import CoordinatorSettings, from_urls
 from celery_redlock.exceptions import CoordinatorUnavailable, LockLost
 from celery_redlock.guarding import Todo, what_to_do
 from celery_redlock.interrupt import Interruptible
+from celery_redlock.lease import Lease
 from celery_redlock.native import Event
 from celery_redlock.notices import SLOTS, Board, Notice, NoticeOptions
+from celery_redlock.testing import FakeClock
+from celery_redlock.watchdog import Hold, renew_due
 
 TTL = 1.0
 OPTIONS = NoticeOptions("the only one", TTL, TTL / 3)
@@ -378,6 +381,43 @@ def test_a_child_that_cannot_be_renewed_for_is_interrupted_at_the_deadline(
         for server in valkey_3:
             os.kill(server.pid, signal.SIGCONT)
     assert clock.now() - start > 0.5 * TTL
+
+
+class Starved:
+    """A coordinator whose first answer comes when the old deadline has passed."""
+
+    def __init__(self, clock, guardian_renews):
+        self.clock = clock
+        self.renewed = 0.0  # until when the guardian has
+        self._guardian_renews = guardian_renews
+        self._asked = 0
+
+    def extend(self, grant, ttl):
+        """Take two seconds, as in a process that is kept from reading the answer."""
+        start, self._asked = self.clock(), self._asked + 1
+        if self._asked == 1:
+            self.clock.advance(2.0)
+            self.renewed = self.clock() + ttl if self._guardian_renews else 0.0
+        late = self.clock() >= grant.valid_until
+        return None if late else replace(grant, valid_until=start + ttl)
+
+
+@pytest.mark.parametrize("guardian_renews", [True, False])
+def test_an_answer_that_is_read_too_late_is_a_loss_only_without_a_guardian(guardian_renews):
+    """The watchdog asks again at once, if the guardian has renewed the lock meanwhile."""
+    clock, told = FakeClock(), []
+    starved = Starved(clock, guardian_renews)
+    grant = Grant("k", "o", 1.0, clock() + 1.0)
+    lease = Lease([grant], "efficiency", Holder(), clock, lambda owner: starved.renewed)
+    hold = Hold(lease, starved, 1.0, 0.3, None, told.append)
+    clock.advance(0.5)
+    again = renew_due([hold], clock)
+    assert hold.lost is not guardian_renews
+    if guardian_renews:
+        assert again <= clock()
+        assert lease.grants[0].valid_until == starved.renewed
+        renew_due([hold], clock)
+    assert [type(event).__name__ for event in told] == ["Renewed" if guardian_renews else "Lost"]
 
 
 # Boards, and decisions.

@@ -89,7 +89,7 @@ def test_a_refused_renewal_is_loss_at_once(scene):
     scene.lease.on_lost(called.append)
     scene.coordinator.release(scene.lease.grants[0])
     scene.coordinator.acquire("k", "other", TTL, Holder())
-    assert scene.after(EVERY) == float("inf")
+    assert scene.after(EVERY) == pytest.approx(1.0)
     assert scene.names() == ["Lost"]
     assert "refused" in scene.told[0].reason
     assert called == scene.stopped == [scene.lease]
@@ -99,9 +99,20 @@ def test_loss_is_told_once(scene):
     """However often a lost lease is looked at, its end is told a single time."""
     scene.clock.advance(TTL + 1)
     for _ in range(3):
-        scene.after(1)
+        scene.after(0.1)
     assert scene.names() == ["Lost"]
     assert scene.stopped == [scene.lease]
+
+
+def test_a_body_that_goes_on_is_stopped_again(scene):
+    """Once a second, until it has ended: it may have swallowed the first interrupt."""
+    assert scene.after(TTL + 1) == pytest.approx(1.0)
+    assert scene.after(1) == pytest.approx(1.0)
+    assert scene.stopped == [scene.lease] * 2
+    assert scene.names() == ["Lost"]
+    scene.lease.end()
+    scene.after(1)
+    assert len(scene.stopped) == 2
 
 
 def test_could_not_ask_is_not_loss_until_the_deadline(scene):
