@@ -9,6 +9,9 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Most tests wait most of the time, so there may be more of them than processors.
+JOBS ?= 4
+
 .PHONY: help
 help:  ## Show what can be made
 	@echo "make <target>, with one of:"
@@ -21,7 +24,7 @@ demo: $(VENV)/.with-demo  ## Watch locks in a running shop (five lock servers, r
 .PHONY: test
 test: $(VENV)/.with-test  ## Run all tests; TESTS="tests/unit -k keys" runs some of them
 	@.ci/servers
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
 
 .PHONY: lint
 lint: $(VENV)/.with-lint  ## Check style, types and import contracts

@@ -28,19 +28,13 @@ from localservers import (
 T = TypeVar("T")
 
 ON_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
-_wanting = pytest.StashKey[Counter]()
-
-
-def pytest_configure(config):
-    """Start counting what is missing."""
-    config.stash[_wanting] = Counter()
+_MISSING = "missing server"
 
 
 class Servers:
     """Starts servers, and turns a missing one into a skip (a failure on CI)."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
+    def __init__(self) -> None:
         self._running: list[Any] = []
 
     def start(self, make: Callable[..., T], *args: Any, **options: Any) -> T:
@@ -52,7 +46,6 @@ class Servers:
         try:
             made: Any = make(*args, **options)
         except MissingServer as exc:
-            self._config.stash[_wanting][f"{exc.program} ({exc.cure})"] += 1
             if ON_CI:
                 pytest.fail(str(exc))
             pytest.skip(str(exc))
@@ -70,17 +63,17 @@ class Servers:
 
 
 @pytest.fixture
-def servers(request) -> Iterator[Servers]:
+def servers() -> Iterator[Servers]:
     """Starts servers for this test alone: ``servers.start(Valkey, password="x")``."""
-    own = Servers(request.config)
+    own = Servers()
     yield own
     own.close()
 
 
 @pytest.fixture(scope="session")
-def shared_servers(request) -> Iterator[Servers]:
+def shared_servers() -> Iterator[Servers]:
     """Starts servers that live until the end of the run; no test may break them."""
-    own = Servers(request.config)
+    own = Servers()
     yield own
     own.close()
 
@@ -146,8 +139,11 @@ def _as_failure(report: Any) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Turn a skipped test into a failure on CI."""
+    """Note a missing server; turn a skipped test into a failure on CI."""
     report = yield
+    missing = call.excinfo and call.excinfo.value.__context__  # of the skip, or of the failure
+    if isinstance(missing, MissingServer):
+        report.user_properties.append((_MISSING, f"{missing.program} ({missing.cure})"))
     _as_failure(report)
     return report
 
@@ -160,9 +156,23 @@ def pytest_make_collect_report(collector):
     return report
 
 
-def pytest_terminal_summary(terminalreporter, config):
+def pytest_collection_modifyitems(items):
+    """Keep together, when tests run in several processes, what shares its servers."""
+    for item in items:
+        kind = getattr(item, "callspec", None) and item.callspec.params.get("kind")
+        group = f"contract of {kind}" if kind else item.location[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_terminal_summary(terminalreporter):
     """Say what was not tested."""
-    wanting = config.stash[_wanting]
+    wanting = Counter(
+        what
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, what in getattr(report, "user_properties", ())
+        if name == _MISSING
+    )
     if wanting:
         terminalreporter.section("not tested for want of", yellow=True)
         for what, times in sorted(wanting.items()):

@@ -41,11 +41,20 @@ def test_that_passes():
 def run(tmp_path):
     """Runs a file of tests with the fixtures of this suite, as on CI or as on a laptop."""
 
-    def pytest_run(cases, ci):
+    def pytest_run(cases, ci, *options):
         (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
         (tmp_path / "test_cases.py").write_text(cases)
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=."],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "--rootdir=.",
+                *options,
+            ],
             cwd=tmp_path,
             env={**os.environ, "CI": ci, "PYTHONPATH": str(ROOT)},
             capture_output=True,
@@ -56,9 +65,10 @@ def run(tmp_path):
     return pytest_run
 
 
-def test_on_a_laptop_what_was_not_tested_is_listed_at_the_end(run):
-    """A missing server skips, and the last lines name it and what brings it."""
-    said = run(CASES, ci="")
+@pytest.mark.parametrize("options", [(), ("-n2", "--dist=loadgroup")], ids=["one", "two"])
+def test_on_a_laptop_what_was_not_tested_is_listed_at_the_end(run, options):
+    """A missing server skips, and the last lines name it, in one process as in several."""
+    said = run(CASES, "", *options)
     assert said.returncode == 0
     assert re.search(r"1 passed, 3 skipped, 1 xfailed", said.stdout)
     assert "not tested for want of" in said.stdout
