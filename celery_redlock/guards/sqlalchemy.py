@@ -179,13 +179,11 @@ def _refuse_what_fences_nothing(session: orm.Session | None, connection: sa.Conn
 def _autocommits(connection: sa.Connection) -> bool:
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return True
-    detect = getattr(connection.dialect, "detect_autocommit_setting", None)
-    if detect is None or connection.dialect.name == "sqlite":  # there, claim() begins itself
+    if connection.dialect.name == "sqlite":  # there, claim() begins a transaction itself
         return False
-    try:
-        return bool(detect(connection.connection.dbapi_connection))
-    except NotImplementedError:
-        return False
+    driver = connection.connection.dbapi_connection
+    ask = getattr(driver, "get_autocommit", None)  # PyMySQL, mysqlclient
+    return (ask() if ask else getattr(driver, "autocommit", False)) is True
 
 
 def _raise_fence(connection: sa.Connection, token: FencingToken) -> int:

@@ -14,9 +14,14 @@ def deposit(request, cents):
     return HttpResponse("done")
 
 
+def fail(request):
+    """Raise what has nothing to do with a fence."""
+    raise ZeroDivisionError
+
+
 def look(request):
     """Say whose token came, if any."""
     return HttpResponse(repr(request.fencing_token))
 
 
-urlpatterns = [path("deposit/<int:cents>", deposit), path("look", look)]
+urlpatterns = [path("deposit/<int:cents>", deposit), path("look", look), path("fail", fail)]

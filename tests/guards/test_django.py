@@ -3,6 +3,7 @@
 import threading
 import unittest
 from io import StringIO
+from unittest import mock
 from urllib.parse import urlsplit
 
 import pymysql
@@ -238,6 +239,25 @@ def test_a_newer_holder_waits_for_the_transaction_of_the_older(alias):
     assert saw == [110]
 
 
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_a_claim_sees_the_newest_fence_from_an_older_snapshot(alias):
+    """A transaction that had read before the newer holder came is refused all the same."""
+
+    def newer():
+        with fenced(token(2), using=alias):
+            pass
+        connections.close_all()
+
+    with fenced(token(1), using=alias):
+        pass
+    with pytest.raises(StaleTokenError), transaction.atomic(using=alias):
+        read(alias)
+        thread = threading.Thread(target=newer)
+        thread.start()
+        thread.join(30)
+        claim(token(1), using=alias)
+
+
 def test_many_holders_at_once_neither_deadlock_nor_pass_each_other(alias):
     """Eight threads claim a new lock together: each is served or stale, the highest wins."""
     barrier = threading.Barrier(8)
@@ -343,3 +363,19 @@ def test_the_middleware_lets_a_safe_request_do_without(browser, alias):
     assert browser.get("/look").content == b"None"
     with_token = browser.get("/look", headers={"Fencing-Token": "account:7;4"})
     assert with_token.content.decode() == "FencingToken(4, lock='account:7')"
+
+
+@pytest.mark.parametrize("alias", ["default"], indirect=True)
+def test_the_middleware_leaves_other_exceptions_alone(browser, alias):
+    """A view's own fault stays Django's 500."""
+    assert browser.get("/fail").status_code == 500
+
+
+def test_another_kind_of_database_is_refused(alias):
+    """The error names the databases that a claim works on."""
+    with (
+        mock.patch.object(connections[alias], "vendor", "oracle"),
+        pytest.raises(ImproperlyConfigured, match="PostgreSQL, MySQL, MariaDB and SQLite"),
+        transaction.atomic(using=alias),
+    ):
+        claim(token(1), using=alias)

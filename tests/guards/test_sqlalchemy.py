@@ -258,9 +258,9 @@ def test_something_else_than_a_session_is_refused(engine, given):
 
 def test_another_kind_of_database_is_refused():
     """The error names the databases that a claim works on."""
-    connection = mock.MagicMock(spec=sa.Connection, dialect=mock.Mock(), connection=mock.Mock())
+    pooled = mock.Mock(dbapi_connection=object())
+    connection = mock.MagicMock(spec=sa.Connection, dialect=mock.Mock(), connection=pooled)
     connection.dialect.name = "mssql"
-    connection.dialect.detect_autocommit_setting.side_effect = NotImplementedError
     connection.in_nested_transaction.return_value = False
     with pytest.raises(ImproperlyConfigured, match="and this is mssql"):
         claim(connection, token(1))
@@ -284,6 +284,16 @@ def test_a_newer_holder_waits_for_the_transaction_of_the_older(bank):
         write(connection, 110)
     thread.join(30)
     assert saw == [110]
+
+
+def test_a_claim_sees_the_newest_fence_from_an_older_snapshot(bank):
+    """A transaction that had read before the newer holder came is refused all the same."""
+    with bank.engine.connect() as begun:
+        claimed(bank.engine, 1)
+        read(begun)
+        claimed(bank.engine, 2)
+        with pytest.raises(StaleTokenError):
+            claim(begun, token(1))
 
 
 def test_many_holders_at_once_neither_deadlock_nor_pass_each_other(bank):
