@@ -25,7 +25,7 @@ __all__ = ["Hold", "Watchdog", "renew_due"]
 
 logger = logging.getLogger(__name__)
 FOREVER = float("inf")
-STOP_AGAIN = 1.0  # seconds after which a body that goes on without its lock is stopped again
+STOP_AGAIN = 1.0  # seconds at least until a body that goes on without its lock is stopped again
 
 
 def _nothing(lease: Lease) -> None:
@@ -128,7 +128,7 @@ def _look_after(hold: Hold, clock: Clock) -> None:
     elif start >= hold.next_at:
         _renew(hold, start, clock)
     if hold.lost and not known:
-        hold.next_at = start + STOP_AGAIN
+        hold.next_at = start + max(STOP_AGAIN, hold.renew_interval)  # it may be cleaning up
 
 
 def _renew(hold: Hold, start: float, clock: Clock) -> None:

@@ -29,6 +29,16 @@ def swallows(self, name):
 
 
 @shared_task(base=LockedTask, bind=True, lock_ttl=3)
+def swallows_once(self, name):
+    """Go on even after the first interrupt."""
+    record("start", name=name)
+    with contextlib.suppress(BaseException):
+        time.sleep(LONG)
+    record("swallowed", name=name)
+    time.sleep(LONG)
+
+
+@shared_task(base=LockedTask, bind=True, lock_ttl=3)
 def cleans_up(self, name):
     """Clean up when it is stopped, as a body with an open transaction does."""
     record("start", name=name)

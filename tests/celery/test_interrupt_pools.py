@@ -50,6 +50,14 @@ def test_a_body_that_survives_exceptions_is_stopped(app, worker, journal, pool):
     assert pid.delay().get(timeout=10)
 
 
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_body_that_swallows_the_interrupt_is_stopped_again(app, worker, journal, pool):
+    """At the next renewal, and until it has ended."""
+    worker(pool=pool, concurrency=2)
+    assert lost_after(app, journal, tasks.swallows_once, "a") < RENEWAL + 2.5
+    assert journal.entries("swallowed", name="a")
+
+
 @pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet"])
 def test_another_tasks_body_is_left_alone(app, worker, journal, pool):
     """Of two bodies, in one process or two, only the one whose lock was lost is stopped."""

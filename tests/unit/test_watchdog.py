@@ -89,7 +89,7 @@ def test_a_refused_renewal_is_loss_at_once(scene):
     scene.lease.on_lost(called.append)
     scene.coordinator.release(scene.lease.grants[0])
     scene.coordinator.acquire("k", "other", TTL, Holder())
-    assert scene.after(EVERY) == pytest.approx(1.0)
+    assert scene.after(EVERY) == pytest.approx(EVERY)
     assert scene.names() == ["Lost"]
     assert "refused" in scene.told[0].reason
     assert called == scene.stopped == [scene.lease]
@@ -105,13 +105,13 @@ def test_loss_is_told_once(scene):
 
 
 def test_a_body_that_goes_on_is_stopped_again(scene):
-    """Once a second, until it has ended: it may have swallowed the first interrupt."""
-    assert scene.after(TTL + 1) == pytest.approx(1.0)
-    assert scene.after(1) == pytest.approx(1.0)
+    """Each renewal period, until it has ended: it may have swallowed the first interrupt."""
+    assert scene.after(TTL + 1) == pytest.approx(EVERY)
+    assert scene.after(EVERY) == pytest.approx(EVERY)
     assert scene.stopped == [scene.lease] * 2
     assert scene.names() == ["Lost"]
     scene.lease.end()
-    scene.after(1)
+    scene.after(EVERY)
     assert len(scene.stopped) == 2
 
 
