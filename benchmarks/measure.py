@@ -113,7 +113,8 @@ class Runner:
         self.process.stdin.flush()
         said = self._answer(timeout)
         if said is not None and keep:
-            self.sample.rounds.append([ns / 1000 for ns in said["ns"]])
+            if said["ns"]:
+                self.sample.rounds.append([ns / 1000 for ns in said["ns"]])
             for failure, times in said["failures"].items():
                 self.sample.failures[failure] = self.sample.failures.get(failure, 0) + times
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,10 @@ def table(result: Result) -> Table:
 
 def _remarks(facts: dict[str, Any]) -> str:
     said = ["gave no answer in time"] if facts["stuck"] else []
-    said += [f"{times} failed: {what[:60]}" for what, times in facts["failures"].items()]
+    kinds = Counter[str]()
+    for what, times in facts["failures"].items():
+        kinds[what.partition(":")[0]] += times
+    said += [f"{times} failed: {kind}" for kind, times in kinds.items()]
     return "; ".join(said)
 
 
