@@ -17,7 +17,7 @@ from celery_redlock.coordinators.base import Coordinator, Holder
 from celery_redlock.coordinators.urls import CoordinatorSettings, Kind, from_urls
 from celery_redlock.exceptions import ImproperlyConfigured, LockNotAcquired
 from celery_redlock.in_time import helpers
-from celery_redlock.keys import KeyMaker
+from celery_redlock.keys import KeyMaker, explicit_name
 from celery_redlock.lease import Lease
 from celery_redlock.lock import Claimant, Session, boot_nonce, entered
 from celery_redlock.notices import NoticeOptions
@@ -230,9 +230,10 @@ class Locks:
             CoordinatorUnavailable: nobody can say.
             ImproperlyConfigured: an option can't be used.
         """
-        names = (key,) if isinstance(key, str) else tuple(sorted(set(key)))
-        if not names or not all(isinstance(name, str) and name for name in names):
+        given = (key,) if isinstance(key, str) else tuple(key)
+        if not given or not all(isinstance(name, str) and name for name in given):
             raise ImproperlyConfigured(f"key={key!r}: must be the lock's name, not empty")
+        names = tuple(sorted(set(map(explicit_name, given))))
         level = Level("Locks.lock", {"on_lost": "flag", **options})
         chosen = LockOptions.layered(level, self.settings.app_level)
         coordinator = self._fitting(chosen, f"lock {', '.join(names)!r}")

@@ -14,6 +14,7 @@ from celery.states import REVOKED, SUCCESS
 from celery_redlock import events, pool_child
 from celery_redlock.attempt import Attempt, Body
 from celery_redlock.coordinators.base import Conflict, Holder
+from celery_redlock.edge import run_to_edge
 from celery_redlock.exceptions import (
     CoordinatorUnavailable,
     LockLost,
@@ -82,7 +83,7 @@ def _in_place(attempt: Attempt, place: Place) -> Any:
 def _under_lock(attempt: Attempt, place: Place) -> Any:
     """Take the locks, run the body, and give the locks back."""
     session, options = Session(attempt.claimant), attempt.plan.options
-    interruptible = Interruptible(lambda: _lost_error(session), lambda: _told_lost(session))
+    interruptible = Interruptible(lambda: _stopped(attempt, session), lambda: _told_lost(session))
     stop = interruptible.fire if options.on_lost != "flag" else _leave_running
     try:
         try:
@@ -93,11 +94,7 @@ def _under_lock(attempt: Attempt, place: Place) -> Any:
             return _conflict(attempt, conflict or Conflict(attempt.claimant.keys[0]))
         with entered(session.hold.lease) as lease:
             _keep_place(attempt, place)
-            return interruptible.run(_call_body, attempt, lease)
-    except LockLost as exc:
-        if session.hold is not None and exc.key == session.hold.lease.key:  # not a lock within
-            _aborted(attempt, exc)
-        raise
+            return run_to_edge(interruptible, attempt.task, _call_body, attempt, lease)
     except StaleTokenError as exc:
         attempt.claimant.tell(events.StaleToken, fencing_token=exc.fencing_token, stored=exc.stored)
         raise
@@ -184,13 +181,17 @@ def _leave_running() -> None:
     """With ``on_lost="flag"`` the body looks at ``lease.lost`` itself."""
 
 
-def _lost_error(session: Session) -> LockLost:
-    if session.hold is None:
+def _stopped(attempt: Attempt, session: Session) -> LockLost:
+    """What an interrupted body ends with; tells everybody that it was stopped."""
+    hold = session.hold
+    if hold is None:
         return LockLost(", ".join(session.claimant.keys))
-    lease = session.hold.lease
+    lease = hold.lease
     if not lease.lost:  # the signal came from the guardian, and the watchdog hasn't run since
-        session.hold.lose("the guardian saw that it was not renewed in time")
-    return LockLost(lease.key, lease.fencing_token, lease.lost_because)
+        hold.lose("the guardian saw that it was not renewed in time")
+    error = LockLost(lease.key, lease.fencing_token, lease.lost_because)
+    _aborted(attempt, error)
+    return error
 
 
 def _told_lost(session: Session) -> bool:

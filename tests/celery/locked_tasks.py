@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from celery_redlock import LockedTask, current_lease
+from celery_redlock import LockedTask, LockLost, current_lease
 from tests.celery.journal import pass_gate, record
 
 
@@ -90,3 +90,30 @@ def fails(self, name):
 def collect(results):
     """What the members of a chord gave."""
     return results
+
+
+@shared_task(
+    base=LockedTask,
+    bind=True,
+    lock_ttl=2,
+    autoretry_for=(LockLost,),
+    retry_kwargs={"countdown": 1},
+    max_retries=2,
+)
+def tries_again(self, name):
+    """A body that is run again when its lock was lost."""
+    return _body(self, name)
+
+
+class Tells(LockedTask):
+    """A base class that is told of a loss."""
+
+    def on_lock_lost(self, exc, task_id, args, kwargs):
+        """Write it down."""
+        record("told", key=exc.key, id=task_id, args=list(args))
+
+
+@shared_task(base=Tells, bind=True, lock_ttl=2)
+def told(self, name):
+    """A body whose loss is told."""
+    return _body(self, name)

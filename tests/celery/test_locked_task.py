@@ -10,8 +10,9 @@ import pytest
 from celery import chain, chord
 from celery.exceptions import TimeoutError as NotYet
 
-from celery_redlock import LockNotAcquired, Locks
+from celery_redlock import LockLost, LockNotAcquired, Locks
 from celery_redlock.clock import now
+from celery_redlock.coordinators.base import Grant
 from localservers import valkey_cluster
 from tests.celery import locked_tasks as tasks
 from tests.celery.app import CONFIG
@@ -273,3 +274,37 @@ def test_a_worker_refuses_to_start_with_what_cannot_work(config, settings, messa
     assert ended.returncode == 1, said
     assert re.search(f"refuses to start: .*{message}", said), said
     assert "Traceback" not in said
+
+
+def take_away(app, key):
+    """Give a held lock to somebody else; what undoes that."""
+    locks = Locks.for_app(app)
+    coordinator = locks.coordinator("default", "efficiency")
+    held = coordinator.inspect(key)
+    coordinator.release(Grant(key, held.owner, 30, now() + 30))
+    grant = coordinator.acquire(key, "somebody-else", 30, locks.holder())
+    return lambda: coordinator.release(grant)
+
+
+def test_a_lost_lock_is_retried_if_the_task_says_so(app, running, journal):
+    """``autoretry_for=(LockLost,)`` runs a stopped body again, with the lock."""
+    result = tasks.tries_again.delay("a")
+    give_back = take_away(app, journal.wait_for("start", name="a")[0]["key"])
+    running.wait_for_log("was stopped: lock")
+    give_back()
+    second = journal.wait_for("start", count=2, name="a")[1]
+    assert second["retries"] == 1
+    journal.open_gate("a")
+    assert result.get(timeout=20) == "a"
+
+
+def test_the_task_is_told_that_it_was_stopped(app, running, journal):
+    """``on_lock_lost`` gets the error and the call, and the result says LockLost."""
+    result = tasks.told.delay("a")
+    start = journal.wait_for("start", name="a")[0]
+    take_away(app, start["key"])
+    with pytest.raises(LockLost) as caught:
+        result.get(timeout=20)
+    assert caught.value.key == start["key"]
+    assert journal.wait_for("told")[0]["args"] == ["a"]
+    assert journal.entries("told")[0]["id"] == result.id
