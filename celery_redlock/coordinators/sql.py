@@ -17,7 +17,8 @@ also decides whether it is free and bumps the version, so two contenders can't b
   forget the latest grants, and then a token may be given out twice.
 
 Urls are SQLAlchemy's: ``postgresql+psycopg://``, ``mysql+pymysql://``, ``mariadb+pymysql://``
-and ``sqlite:///file`` (processes of one machine).  A statement may take a second, or
+and ``sqlite:///file`` (a few processes of one machine: writers take turns by luck, not in order).
+A statement may take a second, or
 ``redlock_node_timeout`` if that is more.  Other drivers for PostgreSQL work, but wait for ever
 for a server that hangs.
 """

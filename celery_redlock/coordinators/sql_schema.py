@@ -155,15 +155,15 @@ _ALONE = {
 def _alone(engine: Engine) -> Iterator[Connection]:
     begin, commit, rollback = _ALONE[kind_of(engine.dialect.name)]
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        for statement in begin:
-            connection.exec_driver_sql(statement)
         try:
+            for statement in begin:
+                connection.exec_driver_sql(statement)
             yield connection
+            connection.exec_driver_sql(commit)
         except BaseException:
             with suppress(SQLAlchemyError):  # what went wrong is being raised
                 connection.exec_driver_sql(rollback)
             raise
-        connection.exec_driver_sql(commit)
 
 
 def _raise(connection: Connection, floor: int) -> int:
