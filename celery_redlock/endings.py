@@ -7,7 +7,6 @@ the task, or the worker's main process for a message that never got so far.
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from celery_redlock.coordinators.base import Grant
 from celery_redlock.coordinators.notes import hand_over
 from celery_redlock.exceptions import CoordinatorUnavailable, ImproperlyConfigured
 from celery_redlock.in_time import helpers
+from celery_redlock.lock import new_owner
 from celery_redlock.locks import Locks
 from celery_redlock.publish import HEADER, Ticket
 from celery_redlock.successor import Call, successor_id
@@ -113,7 +113,7 @@ def settle(app: Any, ticket: Ticket, lock: QueueLock) -> list[Next]:
 
 
 def _take_over(app: Any, ticket: Ticket, lock: QueueLock, key: str) -> Next | None:
-    locks, heir, task_id = Locks.for_app(app), secrets.token_hex(16), successor_id(ticket.id, key)
+    locks, heir, task_id = Locks.for_app(app), new_owner(), successor_id(ticket.id, key)
     holder, ttl = locks.holder(task="the newest call", id=task_id), lock.first_ttl
     for left in reversed(range(HAND_OVER_TRIES)):
         try:

@@ -16,6 +16,7 @@ from celery_redlock.interrupt import shielded
 from celery_redlock.locks import LONGEST_QUEUE_TTL, Locks
 from celery_redlock.options import LockOptions
 from celery_redlock.publish import Ticket, current_line
+from celery_redlock.revoked import is_revoked
 from celery_redlock.uniqueness import Kept, QueueLock
 
 __all__ = ["Place"]
@@ -75,6 +76,17 @@ class Place:
                 self._stay(ticket, lock, again)
             for one in self._next:
                 one.publish(self._app)
+
+    def is_replaced(self) -> bool:
+        """Whether another call has taken this one's place while it waited.  Never raises."""
+        ticket, lock = self._ticket, self._lock
+        if ticket is None or lock is None or ticket.policy != "replace":
+            return False
+        try:
+            return is_revoked(lock.coordinator, ticket.id) or _is_anothers(lock)
+        except CoordinatorUnavailable as exc:
+            logger.warning("queue lock %r: nobody can say whose it is: %s", lock.name, exc)
+            return False
 
     def begin(self) -> bool:
         """The body is about to start; False if another call has taken this one's place.

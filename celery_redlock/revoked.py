@@ -7,21 +7,20 @@ whoever revokes a task says so beside the queue locks, where a publisher looks.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterable
 from typing import Any
 
 from celery.states import READY_STATES
 from celery.utils.imports import instantiate
 
-from celery_redlock import clock
 from celery_redlock.coordinators.base import Coordinator
 from celery_redlock.exceptions import CoordinatorUnavailable, ImproperlyConfigured
 from celery_redlock.in_time import OutOfTime, helpers
+from celery_redlock.lock import new_owner
 from celery_redlock.locks import Locks, task_level
 from celery_redlock.uniqueness import QUEUE_SCOPES
 
-__all__ = ["is_over", "say_when_revoked"]
+__all__ = ["is_over", "is_revoked", "say_when_revoked"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,26 +29,34 @@ ASKING_RESULTS = 0.1  # seconds that the result backend may take to say that a t
 REMEMBERED = 86400.0  # seconds that a revoke is remembered
 
 
-def is_over(backend: Any, coordinator: Coordinator, task_id: str, deadline: float) -> bool:
+def is_over(backend: Any, coordinator: Coordinator, task_id: str) -> bool:
     """Whether a task has ended or was revoked, as far as anybody has said so.
 
     Args:
         backend: the result backend.
         coordinator: who keeps the queue locks.
         task_id: which task.
-        deadline: the instant at which the answer must be there.
 
     Raises:
         CoordinatorUnavailable: the coordinator can't say.
     """
     if not task_id:
         return False
-    if coordinator.inspect(_revoked(task_id)) is not None:
+    if is_revoked(coordinator, task_id):
         return True
-    return _has_ended(backend, task_id, min(ASKING_RESULTS, deadline - clock.now()))
+    return _has_ended(backend, task_id)
 
 
-def _has_ended(backend: Any, task_id: str, seconds: float) -> bool:
+def is_revoked(coordinator: Coordinator, task_id: str) -> bool:
+    """Whether somebody has said beside the queue locks that a task is revoked.
+
+    Raises:
+        CoordinatorUnavailable: the coordinator can't say.
+    """
+    return coordinator.inspect(_revoked(task_id)) is not None
+
+
+def _has_ended(backend: Any, task_id: str) -> bool:
     """Whether the result backend has a final state; a backend that can't say, says no."""
 
     def state() -> Any:
@@ -59,7 +66,7 @@ def _has_ended(backend: Any, task_id: str, seconds: float) -> bool:
         return backend.get_task_meta(task_id, cache=False).get("status")
 
     try:
-        return helpers().within(seconds, state) in READY_STATES
+        return helpers().within(ASKING_RESULTS, state) in READY_STATES
     except OutOfTime:
         logger.debug("the result backend didn't say in time whether task %s has ended", task_id)
     except Exception as exc:  # noqa: BLE001 - no backend, or one that is down: believe the lock
@@ -107,7 +114,7 @@ def _remember(app: Any, task_ids: Iterable[str]) -> None:
             coordinator = locks.coordinator(name, "efficiency", "queue")
             for task_id in task_ids:
                 holder = locks.holder(id=task_id)
-                coordinator.acquire(_revoked(task_id), secrets.token_hex(16), REMEMBERED, holder)
+                coordinator.acquire(_revoked(task_id), new_owner(), REMEMBERED, holder)
 
     try:
         helpers().within(SAYING, say)

@@ -74,6 +74,8 @@ def _in_place(attempt: Attempt, place: Place) -> Any:
     """Do what is to be done about the message; its queue lock is looked after outside."""
     if attempt.delivered and waits_of(attempt.request) and _done_by_another_attempt(attempt):
         raise Ignore
+    if place.is_replaced():
+        _end_replaced(attempt)
     options = attempt.plan.options
     if options.mode == "correctness" or options.scope in RUN_SCOPES:
         return _under_lock(attempt, place)
@@ -145,7 +147,11 @@ def _place_of(attempt: Attempt) -> Place:
 def _keep_place(attempt: Attempt, place: Place) -> None:
     """Tell the line that the body starts; the task ends here if another has taken its place."""
     if not place.begin():
-        _revoke(attempt, LockNotAcquired(", ".join(attempt.claimant.keys)))
+        _end_replaced(attempt)
+
+
+def _end_replaced(attempt: Attempt) -> None:
+    _revoke(attempt, LockNotAcquired(", ".join(attempt.claimant.keys)))
 
 
 def _start(attempt: Attempt, place: Place) -> Any:

@@ -89,8 +89,8 @@ def subject_of(app: Any, name: str, task_type: Any) -> Subject | None:
         return None
     task = task_type
     if task is None:
-        if not app.finalized and app.autofinalize:
-            app.finalize(auto=True)  # its tasks wait for that, and theirs are the options
+        if app.finalized or app.autofinalize:
+            app.finalize(auto=True)  # waits for another thread that has just begun it
         task = app._tasks.get(name)  # noqa: SLF001 - app.tasks would finalize the app
     if task is not None:
         return Subject(name, task) if hasattr(task.__class__, "_lock_error") else None

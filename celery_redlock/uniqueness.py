@@ -12,16 +12,19 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from celery_redlock import clock
 from celery_redlock.coordinators.base import Conflict, Coordinator, Grant, Held, Holder
 from celery_redlock.events import Event
 from celery_redlock.exceptions import CoordinatorUnavailable
 from celery_redlock.lease import Lease
+from celery_redlock.lock import new_owner
 from celery_redlock.watchdog import Hold, watchdog
 
-__all__ = ["QUEUE_SCOPES", "RUN_SCOPES", "Kept", "QueueLock", "displace", "reserve"]
+__all__ = ["QUEUE_SCOPES", "RUN_SCOPES", "Kept", "QueueLock", "Unsettled", "displace"]
+__all__ += ["reserve"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,6 @@ RUN_SCOPES = frozenset({"while_executing", "until_and_while_executing", "until_e
 FIRST_TTL = 5.0  # seconds from taking the lock to the message being out
 CONFIRM_TRIES, CONFIRM_PAUSE = 4, 0.3
 RELEASE_TRIED_FOR = 60.0  # seconds that a release which couldn't be said is repeated
-_PAUSES = (0.005, 0.02, 0.04)  # seconds between looks at a lock that is not settled yet
 
 
 @dataclass(frozen=True)
@@ -146,42 +148,48 @@ def _release(coordinator: Coordinator, grant: Grant) -> bool:
     return True
 
 
-def reserve(
-    lock: QueueLock, holder: Holder, deadline: float, alive: Callable[[Conflict], bool]
-) -> Conflict | None:
-    """Take a queue lock; None if it is ours, else who has it and is alive.
+class Unsettled(NamedTuple):
+    """Nobody knows yet whether the call that has the lock will be published.
 
-    Waits while nobody knows whether the call that has the lock will be published: folding ours
-    into one that never is would lose it.
+    To fold another call into one that never is would lose it.
+
+    Attributes:
+        why: what is not known, for messages.
+    """
+
+    why: str
+
+
+def reserve(
+    lock: QueueLock, holder: Holder, alive: Callable[[Conflict], bool]
+) -> QueueLock | Conflict | Unsettled:
+    """Take a queue lock: as it is ours now, or who has it and is alive, or that nobody knows yet.
 
     Args:
-        lock: what is wanted.
+        lock: what is wanted; its owner is of no account.
         holder: who asks: the task that is to be published.
-        deadline: the instant at which it must be decided.
         alive: whether the task that holds the lock is one that will run or is running; a dead
             one's lock is taken from it.
 
     Raises:
-        CoordinatorUnavailable: nobody can say, or not in time.
+        CoordinatorUnavailable: nobody can say.
     """
-    tries = 0
-    while True:
-        conflict = lock.take(holder)
-        if conflict is None:
-            return None
-        if _settled(conflict, lock.first_ttl):
-            if alive(conflict):
-                return conflict
-            held = lock.present(conflict)
-            if held is not None:
-                logger.info("queue lock %r is taken from dead task %s", held.key, held.holder.id)
-                _take_from(lock, held)
-        longest = _PAUSES[min(tries, len(_PAUSES) - 1)]
-        pause = random.uniform(longest / 2, longest)  # noqa: S311 - not a secret
-        if clock.now() + pause >= deadline:
-            raise CoordinatorUnavailable(_why_not(conflict))
-        time.sleep(pause)
-        tries += 1
+    mine = replace(lock, owner=new_owner())  # new for each attempt
+    conflict = mine.take(holder)
+    if conflict is None:
+        return mine
+    if not conflict.certain:
+        return Unsettled(f"others want {conflict.key!r} at the same time")
+    task_id = conflict.holder.id if conflict.holder else ""
+    if not _settled(conflict, lock.first_ttl):
+        return Unsettled(f"task {task_id} has {conflict.key!r}, and its message is not out yet")
+    if alive(conflict):
+        return conflict
+    held = lock.present(conflict)
+    if held is not None:
+        logger.info("queue lock %r is taken from dead task %s", held.key, task_id)
+        _take_from(lock, held)
+    return Unsettled(f"task {task_id}, which is dead, had {conflict.key!r}")
 
 
 def _settled(conflict: Conflict, first_ttl: float) -> bool:
@@ -189,19 +197,10 @@ def _settled(conflict: Conflict, first_ttl: float) -> bool:
 
     One that has less than its first life left and is younger than that has not been confirmed.
     """
-    if not conflict.certain:
-        return False
     holder, left = conflict.holder, conflict.retry_after
     if holder is None or left is None or left > first_ttl:
         return True
     return time.time() - holder.since >= first_ttl
-
-
-def _why_not(conflict: Conflict) -> str:
-    if not conflict.certain:
-        return f"queue lock {conflict.key!r}: others want it at the same time"
-    task_id = conflict.holder.id if conflict.holder else "unknown"
-    return f"queue lock {conflict.key!r}: the call that has it (task id {task_id}) is not out yet"
 
 
 def _take_from(lock: QueueLock, held: Held) -> None:
