@@ -225,6 +225,9 @@ class Wrapped:
     def __json__(self):
         return {"value": self.value}
 
+    def __repr__(self):  # a test's name, the same in every process
+        return f"Wrapped({self.value!r})"
+
 
 class Unknown:
     def __repr__(self):
