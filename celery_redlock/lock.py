@@ -80,12 +80,14 @@ class Session:
     Attributes:
         claimant: who wants what.
         hold: the lease and how it is kept alive; None unless the locks were granted.
+        met: what was in the way the last time that somebody was; None if nobody was.
     """
 
     def __init__(self, claimant: Claimant) -> None:
         """Start without a lock."""
         self.claimant = claimant
         self.hold: Hold | None = None
+        self.met: Conflict | None = None
         self._given_back = False
 
     def take(
@@ -108,6 +110,7 @@ class Session:
         try:
             while True:
                 conflict = self._try(clock.now() - began, stop_body)
+                self.met = conflict or self.met
                 if conflict is None or not patience.another_try(conflict):
                     return conflict
         finally:

@@ -13,16 +13,24 @@ from celery.exceptions import Retry
 from celery_redlock import events
 from celery_redlock.attempt import Attempt
 from celery_redlock.exceptions import LockNotAcquired
-from celery_redlock.publish import header_of, with_header
+from celery_redlock.publish import HEADER, with_header
+from celery_redlock.redelivery import FOR_RETRY, MET, leave_sign, waiting_facts
 
-__all__ = ["countdown", "longest_countdown", "reschedule", "waits_of"]
+__all__ = ["PutOff", "countdown", "longest_countdown", "put_off", "reschedule", "waits_of"]
 
 logger = logging.getLogger(__name__)
 
 
+class PutOff(Retry):
+    """Ends a run whose message comes again, and leaves the task's state and result alone.
+
+    They are those of an earlier delivery that is still at work.
+    """
+
+
 def waits_of(request: Any) -> int:
     """How often a running task has been put off so far."""
-    waits = header_of(request).get("waits", 0)
+    waits = waiting_facts(request).get("waits", 0)
     return waits if isinstance(waits, int) and waits > 0 else 0
 
 
@@ -64,20 +72,50 @@ def reschedule(attempt: Attempt, why: str, error: LockNotAcquired | None = None)
         Retry: always, once the message is out.
         LockNotAcquired: the task has waited for ``give_up_after`` already.
     """
-    options, request = attempt.plan.options, attempt.request
-    header, waits = header_of(request), waits_of(request)
-    since = header.get("waiting_since")
+    since = waiting_facts(attempt.request).get("waiting_since")
     since = float(since) if isinstance(since, (int, float)) else time.time()
-    patience = options.give_up_after
+    patience = attempt.plan.options.give_up_after
     if error is not None and patience is not None and time.time() - since >= patience:
         attempt.claimant.tell(events.SkippedTask, policy="give_up")
         logger.warning("%s gives up after %.0f s: %s", attempt.named, time.time() - since, why)
         raise error
-    seconds = countdown(waits, options.reschedule_delay, longest_countdown(attempt.task.app))
-    _publish(attempt, with_header(request.headers, waits=waits + 1, waiting_since=since), seconds)
-    attempt.claimant.tell(events.Rescheduled, countdown=float(seconds), waits=waits + 1)
-    logger.info("%s rescheduled in %d s: %s", attempt.named, seconds, why)
+    seconds = _countdown_of(attempt)
+    _send(attempt, why, seconds, waiting_since=since)
     raise Retry(f"lock: tried again in {seconds} s: {why}", when=seconds)
+
+
+def put_off(attempt: Attempt, why: str) -> NoReturn:
+    """Publish a copy of a message again until its earlier delivery is over, however long.
+
+    It never gives up, and the time doesn't count for ``give_up_after``: were the copy dropped,
+    nobody would do the work if the earlier delivery died.
+
+    Args:
+        attempt: the run of the copy.
+        why: for the log.
+
+    Raises:
+        PutOff: always, once the message is out.
+    """
+    seconds = _countdown_of(attempt)
+    leave_sign(attempt, seconds)
+    _send(attempt, why, seconds, **{MET: True})
+    raise PutOff(f"lock: tried again in {seconds} s: {why}", when=seconds)
+
+
+def _countdown_of(attempt: Attempt) -> int:
+    longest = longest_countdown(attempt.task.app)
+    return countdown(waits_of(attempt.request), attempt.plan.options.reschedule_delay, longest)
+
+
+def _send(attempt: Attempt, why: str, seconds: int, **facts: Any) -> None:
+    request, waits = attempt.request, waits_of(attempt.request) + 1
+    known = {name: waiting_facts(request).get(name) for name in ("waiting_since", MET)}
+    headers = with_header(request.headers)
+    headers[HEADER] |= {**known, "waits": waits, FOR_RETRY: request.retries, **facts}
+    _publish(attempt, headers, seconds)
+    attempt.claimant.tell(events.Rescheduled, countdown=float(seconds), waits=waits)
+    logger.info("%s rescheduled in %d s: %s", attempt.named, seconds, why)
 
 
 def _publish(attempt: Attempt, headers: dict[str, Any], seconds: int) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from celery import Task
 from celery.exceptions import Ignore
-from celery.states import REVOKED, SUCCESS
+from celery.states import REVOKED
 
 from celery_redlock import events, pool_child
 from celery_redlock.attempt import Attempt, Body
@@ -28,7 +28,14 @@ from celery_redlock.lock import Claimant, Session, entered, held_leases
 from celery_redlock.locks import TOKEN, Locks
 from celery_redlock.publish import Ticket, header_of, options_in
 from celery_redlock.queued import Place
-from celery_redlock.reschedule import reschedule, waits_of
+from celery_redlock.redelivery import (
+    answer_sign,
+    has_met,
+    is_another_delivery,
+    is_done,
+    remove_signs,
+)
+from celery_redlock.reschedule import PutOff, put_off, reschedule
 from celery_redlock.skipped import Skipped
 from celery_redlock.uniqueness import RUN_SCOPES
 from celery_redlock.unrun import mark_handled
@@ -66,14 +73,16 @@ def run_locked(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, A
     try:
         with place:
             return _in_place(attempt, place)
+    except PutOff as exc:
+        raise Ignore(str(exc)) from exc
     finally:
         heartbeat.remove(attempt.request)
 
 
 def _in_place(attempt: Attempt, place: Place) -> Any:
     """Do what is to be done about the message; its queue lock is looked after outside."""
-    if attempt.delivered and waits_of(attempt.request) and _done_by_another_attempt(attempt):
-        raise Ignore
+    if is_done(attempt, met=False):
+        _drop(attempt)
     if place.is_replaced():
         _end_replaced(attempt)
     options = attempt.plan.options
@@ -94,14 +103,38 @@ def _under_lock(attempt: Attempt, place: Place) -> Any:
             return _unavailable(attempt, place, exc)
         if conflict is not None or session.hold is None:
             return _conflict(attempt, conflict or Conflict(attempt.claimant.keys[0]))
+        _look_for_another_delivery(attempt, session)
         with entered(session.hold.lease) as lease:
             _keep_place(attempt, place)
-            return run_to_edge(interruptible, attempt.task, _call_body, attempt, lease)
+            result = run_to_edge(interruptible, attempt.task, _call_body, attempt, lease)
+        answer_sign(attempt)
+        return result
     except StaleTokenError as exc:
         attempt.claimant.tell(events.StaleToken, fencing_token=exc.fencing_token, stored=exc.stored)
         raise
     finally:
         session.give_back()
+
+
+def _look_for_another_delivery(attempt: Attempt, session: Session) -> None:
+    """Go on if the body is to run: no other delivery of this message has done the work."""
+    met = has_met(attempt.request) or (
+        session.met is not None and is_another_delivery(attempt, session.met)
+    )
+    done = is_done(attempt, met=met)
+    if met:
+        remove_signs(attempt)
+    if done:
+        _drop(attempt)
+    if met and session.hold is not None:
+        token = session.hold.lease.fencing_token
+        attempt.claimant.tell(events.TakenOver, fencing_token=token)
+        logger.warning("%s takes over from an earlier delivery of it, which died", attempt.named)
+
+
+def _drop(attempt: Attempt) -> NoReturn:
+    logger.info("%s dropped: another delivery of it has done the work", attempt.named)
+    raise Ignore
 
 
 def _prepare(task: Any, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt:
@@ -224,9 +257,8 @@ def _conflict(attempt: Attempt, conflict: Conflict) -> Any:
     attempt.claimant.tell(
         events.ConflictMet, other=other, retry_after=conflict.retry_after, waited=options.wait
     )
-    mine = other is not None and bool(other.id) and other.id == attempt.request.id
-    if attempt.delivered and mine:  # this message came twice: neither run it now nor drop it
-        return reschedule(attempt, f"an earlier delivery of it still holds lock {conflict.key!r}")
+    if is_another_delivery(attempt, conflict):  # neither run it now nor drop it
+        return put_off(attempt, f"an earlier delivery of it still holds lock {conflict.key!r}")
     error = _not_acquired(conflict)
     behind = header_of(attempt.request).get("behind")  # it must run after whoever sent it
     if attempt.delivered and (behind or options.on_conflict == "reschedule"):
@@ -277,11 +309,3 @@ def _unavailable(attempt: Attempt, place: Place, exc: CoordinatorUnavailable) ->
     if policy == "reschedule" and attempt.delivered:
         return reschedule(attempt, f"its lock can't be asked for: {exc}")
     raise exc
-
-
-def _done_by_another_attempt(attempt: Attempt) -> bool:
-    """Whether this message was delivered twice and the other delivery has succeeded."""
-    if not attempt.request.delivery_info or attempt.request.ignore_result:
-        return False
-    meta = attempt.task.backend.get_task_meta(attempt.request.id, cache=False)
-    return bool(meta.get("status") == SUCCESS)
