@@ -5,6 +5,7 @@ in a process that is monkey patched, and prints what it counted.
 """
 
 import contextlib
+import gc
 import json
 import random
 import subprocess
@@ -19,6 +20,14 @@ from celery_redlock.exceptions import LockLost, LockLostInterrupt
 from celery_redlock.interrupt import Interruptible, shielded
 from celery_redlock.native import native_thread
 from celery_redlock.places import place_here
+
+
+@pytest.fixture(autouse=True)
+def no_foreign_code():
+    """Nothing of other libraries runs in between, which an interrupt of a trial could hit."""
+    callbacks, gc.callbacks[:] = gc.callbacks[:], []
+    yield
+    gc.callbacks[:] = callbacks
 
 
 class Leaky(Interruptible):

@@ -190,7 +190,7 @@ def test_a_url_can_bring_back_no_retry_and_no_timeout():
         "redis+sentinel:///locks/0",
         "redis+sentinel://a:26379/locks/x",
         "redis+sentinel://u:p@a:port/locks/0",
-        "redis://u:p@h:1/0?ssl_min_version=x",
+        "redis://u:p@h:1/0?max_connections=x",
     ],
 )
 def test_a_malformed_url_is_told_without_its_login(url):
