@@ -110,48 +110,32 @@ def celery_worker(worker, app):
     return LocalWorker(worker(), app)
 
 
-class Table:
-    """A table of rows by columns, each cell with the ways in which it has passed."""
-
-    def __init__(self):
-        """Start empty."""
-        self.cells = {}
-
-    def begin(self, row, column, way):
-        """A cell is being tried."""
-        self.cells.setdefault((row, column), {})[way] = "FAILED"
-
-    def passed(self, row, column, way):
-        """A cell has passed."""
-        self.cells[row, column][way] = "ok"
-
-    def lines(self):
-        """The table as text."""
-        rows = list(dict.fromkeys(row for row, _ in self.cells))
-        columns = list(dict.fromkeys(column for _, column in self.cells))
-        wide = max(map(len, rows))
-        yield " " * wide + "  " + "  ".join(columns)
-        for row in rows:
-            cells = [
-                self._cell(self.cells.get((row, column))).center(len(column)) for column in columns
-            ]
-            yield row.ljust(wide) + "  " + "  ".join(cells)
-
-    @staticmethod
-    def _cell(ways):
-        if ways is None:
-            return "-"
-        return "ok" if set(ways.values()) == {"ok"} else "FAILED"
+# The table of the matrix, printed when the run is over.
 
 
-@pytest.fixture(scope="session")
-def matrix_table(request):
-    """The table of the matrix, printed when the run is over."""
-    table = Table()
-    yield table
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
-        reporter.ensure_newline()
-        reporter.section("what becomes of a lock: early and late acknowledgement", "-")
-        for line in table.lines():
-            reporter.line(line)
+def pytest_terminal_summary(terminalreporter):
+    """Print which rows passed in which columns; ``-`` is what a pool has no means for."""
+    cells = {}
+    for kind, reports in terminalreporter.stats.items():
+        for report in reports:
+            for name, where in getattr(report, "user_properties", ()):
+                if name == "matrix" and kind in {"passed", "failed", "error"}:
+                    cells.setdefault(tuple(where), set()).add(kind)
+    if cells:
+        terminalreporter.section("what becomes of a lock: early and late acknowledgement", "-")
+        for line in _table(cells):
+            terminalreporter.line(line)
+
+
+def _table(cells):
+    rows = list(dict.fromkeys(row for row, _ in cells))
+    columns = sorted({column for _, column in cells})
+    wide = max(map(len, rows))
+    yield " " * wide + "  " + "  ".join(columns)
+    for row in rows:
+        marks = [_mark(cells.get((row, column))).center(len(column)) for column in columns]
+        yield row.ljust(wide) + "  " + "  ".join(marks)
+
+
+def _mark(kinds):
+    return "-" if kinds is None else "ok" if kinds == {"passed"} else "FAILED"

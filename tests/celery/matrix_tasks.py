@@ -12,7 +12,7 @@ from celery_redlock.watchdog import watchdog
 from tests.celery.journal import pass_gate, record
 
 EARLY, LATE = "early", "late"
-TTL = 4
+TTL = 3
 
 
 def note(task, event, name, **facts):

@@ -2,6 +2,8 @@
 
 One table; it is printed at the end of the run.  A row that a pool has no means for (killing one
 child of a thread pool, say) stands there as ``-``, with the reason in ``NOT_THERE``.
+
+Rows whose time is spent with waiting try both acknowledgements side by side.
 """
 
 import contextlib
@@ -17,14 +19,15 @@ from celery import chain, chord, group
 from celery_redlock import LockLost, Locks
 from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Grant
-from localservers import RabbitMQ, Valkey, valkey_cluster
+from localservers import Proxy, RabbitMQ, Valkey, valkey_cluster
 from tests.celery.app import make_app
 from tests.celery.journal import Journal
 from tests.celery.matrix_tasks import EARLY, LATE, TASKS, TTL, collect
 from tests.celery.processes import Worker
 
 SOON = 15.0
-VISIBILITY = 3
+SHORT = 2.0  # a ttl that a test can wait for
+VISIBILITY = 2  # seconds; the transport takes whole ones
 
 
 class Scene:
@@ -55,6 +58,15 @@ class Scene:
         self.app = make_app(self.config)
         self.journal = Journal(self.config["tests_journal"])
         self.worker = self.start_worker()
+        self.slots = 1 if pool == "solo" else 2
+
+    def is_rabbitmq(self):
+        """Whether the broker delivers again when a connection is lost, not after a while."""
+        return isinstance(self.broker, RabbitMQ)
+
+    def start_proxy(self):
+        """A proxy to the broker, whose connections can be cut."""
+        return self._servers.start(Proxy, self.config["broker_url"])
 
     def start_worker(self, **config):
         """A worker of this pool that takes from this scene's queue."""
@@ -241,6 +253,114 @@ def canvas(scene, ack, name):
     assert scene.journal.most_at_once(name=name) == 1
 
 
+def renewed(scene, acks, name):
+    """A body of more than two ttls keeps its lock all the time, and is not stopped."""
+    for some in at_once(scene, acks):
+        results = {}
+        for ack in some:
+            results[ack] = scene.task("work", ack).apply_async((name,), lock={"ttl": SHORT})
+        starts = [start_of(scene, result) for result in results.values()]
+        owners = [scene.lock(start["key"]).owner for start in starts]
+        end = now() + 2.2 * SHORT
+        while now() < end:
+            assert [scene.lock(start["key"]).owner for start in starts] == owners
+        scene.journal.open_gate(name, times=len(some))
+        assert [result.get(timeout=SOON) for result in results.values()] == [name] * len(some)
+
+
+def worker_killed(scene, acks, name):
+    """A late message comes again while its dead attempt's lock lasts: it waits, and takes over.
+
+    An early one is lost with its worker; its lock is gone after its ttl.
+    """
+    for some in at_once(scene, acks):
+        ttls = {EARLY: SHORT, LATE: 3 * VISIBILITY}
+        results = {
+            ack: scene.task("fenced", ack).apply_async((name,), lock={"ttl": ttls[ack]})
+            for ack in some
+        }
+        starts = {ack: start_of(scene, result) for ack, result in results.items()}
+        scene.worker.kill()
+        killed = now()
+        scene.worker = scene.start_worker()
+        if EARLY in some:
+            scene.until_free(starts[EARLY]["key"], killed + SHORT + 1 - now(), mode="correctness")
+            assert len(scene.journal.entries("start", id=results[EARLY].id)) == 1
+        if LATE in some:
+            taken_over(scene, results[LATE], starts[LATE], name)
+
+
+def taken_over(scene, result, start, name):
+    """A message runs a second time, after it was put off, with a higher token."""
+    scene.worker.wait_for_log("an earlier delivery of it still holds lock")
+    second = scene.journal.wait_for("start", count=2, id=result.id)[1]
+    assert second["token"] > start["token"]
+    scene.journal.open_gate(name)
+    assert result.get(timeout=SOON) == name
+    assert "takes over from an earlier delivery" in scene.worker.log
+    assert len(scene.journal.entries("start", id=result.id)) == 2
+
+
+def delivered_twice(scene, ack, name):
+    """A copy comes while the first attempt runs: it neither runs nor is dropped until that has ended.
+
+    It is dropped if the first attempt has succeeded, and runs if that died.
+    """
+    scene.worker.kill()
+    config = {"redlock_visibility_heartbeat": False}
+    if scene.is_rabbitmq():
+        proxy = scene.start_proxy()
+        config["broker_url"] = proxy.url
+    workers = [scene.start_worker(**config) for _ in range(2)]
+    task, dying = scene.task("work", ack), f"{name} dies"
+    result = task.delay(name)
+    start = start_of(scene, result)
+    doomed = task.delay(dying) if scene.pool == "prefork" else None
+    doomed_start = start_of(scene, doomed) if doomed else None
+    if scene.is_rabbitmq():
+        proxy.cut()
+    waits = f"[{result.id}] rescheduled"
+    until(lambda: any(waits in worker.log for worker in workers), "the copy never came")
+    if doomed:
+        waits_too = f"[{doomed.id}] rescheduled"
+        until(lambda: any(waits_too in worker.log for worker in workers), "no copy")
+        os.kill(doomed_start["pid"], signal.SIGKILL)
+        scene.journal.wait_for("start", count=2, id=doomed.id)
+        scene.journal.open_gate(dying)
+        assert doomed.get(timeout=SOON, propagate=False) is not None
+    while now() < start["at"] + 3 * VISIBILITY:
+        assert len(scene.journal.entries("start", id=result.id)) == 1
+    assert result.state == "PENDING"  # the copy has left the state alone
+    scene.journal.open_gate(name)
+    assert result.get(timeout=SOON) == name
+    dropped = f"[{result.id}] dropped"
+    until(lambda: any(dropped in worker.log for worker in workers), "the copy wasn't dropped")
+    assert result.get(timeout=SOON) == name
+    assert len(scene.journal.entries("start", id=result.id)) == 1
+    if doomed:
+        until(lambda: doomed.state == "SUCCESS", "the second attempt didn't succeed")
+    for worker in workers:
+        worker.kill()
+    scene.worker = scene.start_worker()
+
+
+def at_once(scene, acks):
+    """Both ways of acknowledgement together where there is a slot for each, else in turn."""
+    return [acks] if scene.slots > 1 else [(ack,) for ack in acks]
+
+
+def start_of(scene, result):
+    """What the journal says of the first start of a task."""
+    return scene.journal.wait_for("start", id=result.id)[0]
+
+
+def until(true, otherwise):
+    """Wait until something is true."""
+    end = now() + 2 * SOON
+    while not true():
+        assert now() < end, otherwise
+
+
 def wait_for_death(pid):
     """Wait until a process has ended, whether or not its parent has noticed."""
     start = now()
@@ -256,19 +376,21 @@ ROWS = [
     never_two_at_once,
     canvas,
     revoked_before_it_ran,
+    renewed,
     renewal_stopped_by_force,
     lock_taken_away,
     hard_time_limit,
     child_killed,
     revoked_and_terminated,
+    worker_killed,
+    delivered_twice,
 ]
+SIDE_BY_SIDE = {renewed, worker_killed}
+# An early message was acknowledged before its body began, so it is never delivered twice.
+NOT_EARLY = {delivered_twice}
+# These pools have no children: no hard time limit, no termination, nobody who could die alone.
 CHILDREN = {hard_time_limit, child_killed, revoked_and_terminated}
-NOT_THERE = {
-    "threads": CHILDREN,
-    "gevent": CHILDREN,
-    "eventlet": CHILDREN,
-    "solo": CHILDREN,
-}
+NOT_THERE = dict.fromkeys(("threads", "gevent", "eventlet", "solo"), CHILDREN)
 COLUMNS = [
     ("prefork", "redis"),
     ("prefork", "rabbitmq"),
@@ -280,37 +402,50 @@ COLUMNS = [
 
 
 @pytest.fixture(scope="module")
-def stage(request, shared_servers, rabbitmq):
+def stage(request, shared_servers):
     """Scenes by pool and broker, made at first use."""
     store = shared_servers.start(Valkey)
     locks = shared_servers.start(valkey_cluster, 3)
     scenes = {}
 
-    def scene(pool, broker):
-        if (pool, broker) not in scenes:
+    def scene(kind):
+        if kind not in scenes:
             for old in scenes.values():
                 old.worker.kill()  # one worker at a time: this machine is small
-            where = rabbitmq if broker == "rabbitmq" else store
-            scenes[pool, broker] = Scene(shared_servers, pool, where, store, locks)
-        return scenes[pool, broker]
+            pool, broker = kind.split("/")
+            where = request.getfixturevalue("rabbitmq") if broker == "rabbitmq" else store
+            scenes[kind] = Scene(shared_servers, pool, where, store, locks)
+        return scenes[kind]
 
     yield scene
     for one in scenes.values():
         one.close()
 
 
+def ways(row):
+    """How the messages of a row are acknowledged, of one run after the other."""
+    if row in SIDE_BY_SIDE:
+        return [(EARLY, LATE)]
+    return [LATE] if row in NOT_EARLY else [EARLY, LATE]
+
+
+def name_of(ack):
+    """One word for one way or both."""
+    return ack if isinstance(ack, str) else "both"
+
+
+# "kind" tells the runner that columns share nothing, so that they may run in several processes.
 CELLS = [
-    pytest.param(row, pool, broker, ack, id=f"{row.__name__}-{pool}-{broker}-{ack}")
+    pytest.param(row, f"{pool}/{broker}", ack, id=f"{row.__name__}-{pool}-{broker}-{name_of(ack)}")
     for pool, broker in COLUMNS
     for row in ROWS
     if row not in NOT_THERE.get(pool, ())
-    for ack in (EARLY, LATE)
+    for ack in ways(row)
 ]
 
 
-@pytest.mark.parametrize(("row", "pool", "broker", "ack"), CELLS)
-def test_matrix(stage, matrix_table, row, pool, broker, ack):
+@pytest.mark.parametrize(("row", "kind", "ack"), CELLS)
+def test_matrix(stage, record_property, row, kind, ack):
     """One cell of the table."""
-    matrix_table.begin(row.__name__, f"{pool}/{broker}", ack)
-    row(stage(pool, broker), ack, uuid.uuid4().hex)
-    matrix_table.passed(row.__name__, f"{pool}/{broker}", ack)
+    record_property("matrix", [row.__name__, kind])
+    row(stage(kind), ack, uuid.uuid4().hex)
