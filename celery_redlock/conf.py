@@ -27,6 +27,7 @@ APPLICATION_ONLY = (
     "clock_drift",
     "max_ttl",
     "beat_scheduler",
+    "beat_catch_up",
     "visibility_heartbeat",
 )
 NAMES = tuple(f"redlock_{name}" for name in (*APPLICATION_ONLY, *OPTION_NAMES))
@@ -43,6 +44,7 @@ class Settings:
         tasks: for each pattern of task names, options for tasks without our base class.
         shared: what every coordinator of the application shares.
         beat_scheduler: the scheduler class that the locked one wraps.
+        beat_catch_up: how many missed slots of an entry are sent, the newest of them.
         visibility_heartbeat: whether running tasks are kept from being redelivered.
     """
 
@@ -52,6 +54,7 @@ class Settings:
     tasks: Mapping[str, Level] = field(default_factory=dict)
     shared: CoordinatorSettings = field(default_factory=CoordinatorSettings)
     beat_scheduler: str = "celery.beat:PersistentScheduler"
+    beat_catch_up: int = 1
     visibility_heartbeat: bool = True
 
     @classmethod
@@ -73,6 +76,7 @@ class Settings:
             tasks=_tasks(conf.get("redlock_tasks") or {}),
             shared=_shared(conf, app.main),
             beat_scheduler=conf.get("redlock_beat_scheduler") or cls.beat_scheduler,
+            beat_catch_up=_catch_up(conf.get("redlock_beat_catch_up", 1)),
             visibility_heartbeat=bool(conf.get("redlock_visibility_heartbeat", True)),
         )
 
@@ -209,6 +213,15 @@ def _shared(conf: Any, main: str | None) -> CoordinatorSettings:
         drift=_drift(conf.get("redlock_clock_drift", 0.01)),
         max_ttl=seconds(longest, "redlock_max_ttl", least=0, open_end=True),
     )
+
+
+def _catch_up(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ImproperlyConfigured(
+            f"redlock_beat_catch_up={value!r}: must be how many missed slots of an entry are sent, "
+            "a whole number of 1 or more"
+        )
+    return value
 
 
 def _drift(value: Any) -> Drift:

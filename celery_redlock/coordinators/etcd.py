@@ -30,6 +30,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from celery_redlock.clock import now
@@ -168,6 +169,24 @@ class EtcdCoordinator:
         if entry is None or left is None:
             return None
         return Held(key, entry.owner, entry.holder or Holder(), left, entry.token(key))
+
+    server_time_step = 1.0
+
+    def server_time(self) -> float:
+        """The wall clock of the member that answers, in seconds since the epoch, cut to whole ones.
+
+        Raises:
+            CoordinatorUnavailable: no member answered.
+        """
+        body = {"key": binary(self._floor_name)}
+        with self._errors_mapped():
+            date = self._gateway.call("kv/range", body, self._budget()).date
+        try:
+            return parsedate_to_datetime(date).timestamp()
+        except ValueError:
+            raise CoordinatorUnavailable(
+                "the etcd cluster told no time", {self._shown: "no header Date in the answer"}
+            ) from None
 
     def raise_floor(self, floor: int) -> int:
         """Make every token from now on higher than ``floor``; the floor that is in force.

@@ -82,6 +82,7 @@ class Request:
 
     Attributes:
         repeated: whether it may have been carried out already.
+        date: when the answer was given, as its header ``Date`` says; empty without one.
     """
 
     path: str
@@ -89,6 +90,7 @@ class Request:
     headers: Mapping[str, str]
     budget: Budget
     repeated: bool = False
+    date: str = ""
 
 
 class Channel:
@@ -153,6 +155,7 @@ def exchange(
         connection.request("POST", f"/v3/{request.path}", request.data, request.headers)
         response = connection.getresponse()
         text = response.read()
+        request.date = response.getheader("Date", "")
         done = not response.will_close
         return _parsed(response.status, text)
     except (OSError, http.client.HTTPException, Silent):

@@ -42,10 +42,12 @@ class Answer:
     Attributes:
         body: the parsed JSON.
         repeated: whether an earlier try of the same call may have been carried out.
+        date: when the answer was given, as its header ``Date`` says.
     """
 
     body: Mapping[str, Any]
     repeated: bool = False
+    date: str = ""
 
 
 class Gateway:
@@ -127,7 +129,7 @@ class Gateway:
                 silent[str(host)] = str(exc)
                 continue
             channel.prefer(host)
-            return Answer(body, request.repeated)
+            return Answer(body, request.repeated, request.date)
         channel.pass_over()
         for host in self.hosts:
             silent.setdefault(str(host), "not asked: no time was left")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -120,6 +121,10 @@ class MemoryCoordinator:
                 return None
             left = record.expires - self._clock()
             return Held(key, record.owner, record.holder, left, FencingToken(record.token, key))
+
+    def server_time(self) -> float:
+        """The wall clock, in seconds since the epoch."""
+        return time.time()
 
     def check(self) -> list[Finding]:
         """One finding: this coordinator is for tests."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from statistics import median_low
 from typing import Any, NamedTuple
 
 from celery_redlock.coordinators.base import Held, Holder
@@ -16,7 +17,7 @@ from celery_redlock.exceptions import CoordinatorUnavailable, describe_holder
 from celery_redlock.fencing import FencingToken
 from celery_redlock.quorum import majority
 
-__all__ = ["Stored", "inspect", "parse_value", "say"]
+__all__ = ["Stored", "inspect", "parse_value", "say", "server_time"]
 
 
 _VALUE, _LEFT = 0, 1  # places in what is asked
@@ -92,6 +93,27 @@ def inspect(channel: Channel, names: Names, key: str, instant: float) -> Held | 
     holder = next(iter(theirs.values())).holder
     fencing_token = FencingToken(token, key) if token else None
     return Held(key, owner, holder, max(0.0, left), fencing_token, nodes)
+
+
+def server_time(channel: Channel) -> float:
+    """The median of the servers' wall clocks, in seconds since the epoch.
+
+    Raises:
+        CoordinatorUnavailable: too few servers answered.
+    """
+    channel.begin()
+    channel.send(range(len(channel.nodes)), pack("TIME"))
+    said, seen = {}, []
+    for reply in channel.replies():
+        if isinstance(reply.value, list):
+            seen.append(int(reply.value[0]) + int(reply.value[1]) / 1e6)
+        else:
+            said[channel.nodes[reply.node].shown] = str(reply.value)
+    need = majority(len(channel.nodes))
+    if len(seen) < need:
+        message = f"the time: {need} of {len(channel.nodes)} lock servers must answer"
+        raise CoordinatorUnavailable(message, said)
+    return median_low(seen)
 
 
 def _words(channel: Channel, seen: dict[int, dict[int, Any]]) -> dict[str, str]:

@@ -33,7 +33,7 @@ from celery_redlock.coordinators.redis_epoch import admit
 from celery_redlock.coordinators.redis_fitness import Fitness
 from celery_redlock.coordinators.redis_keep import Keeping, extend, release
 from celery_redlock.coordinators.redis_listen import Listener, listen_to_holder
-from celery_redlock.coordinators.redis_look import inspect
+from celery_redlock.coordinators.redis_look import inspect, server_time
 from celery_redlock.coordinators.redis_node import Node, greeting
 from celery_redlock.coordinators.redis_notes import hand_over, leave
 from celery_redlock.coordinators.redis_pool import Channels
@@ -184,6 +184,14 @@ class RedlockCoordinator:
             CoordinatorUnavailable: nobody can say.
         """
         return self._talk(lambda channel: inspect(channel, self._names, key, now()))
+
+    def server_time(self) -> float:
+        """The median of the servers' wall clocks, in seconds since the epoch.
+
+        Raises:
+            CoordinatorUnavailable: too few servers answered.
+        """
+        return self._talk(server_time)
 
     def leave_note(self, key: str, owner: str, note: bytes, order: int, ttl: float) -> bool:
         """Leave a note with a lock, in the place of an older one.

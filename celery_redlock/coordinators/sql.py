@@ -150,6 +150,15 @@ class SqlCoordinator:
         token = FencingToken(row.version, key)
         return Held(key, row.owner, _holder(row.holder) or Holder(), row.remains, token)
 
+    def server_time(self) -> float:
+        """The database's wall clock, in seconds since the epoch.
+
+        Raises:
+            CoordinatorUnavailable: it did not answer.
+        """
+        with self._talking() as connection:
+            return float(connection.execute(self._say.clock).scalar_one())
+
     def raise_floor(self, floor: int) -> int:
         """Make every token from now on higher than ``floor``; the floor that is in force.
 

@@ -54,6 +54,10 @@ _SETTINGS = {
         "Celery's persistent one",
         "the scheduler class that the locked one wraps",
     ),
+    "beat_catch_up": (
+        "`1`",
+        "how many missed slots of a schedule's entry are sent, the newest of them",
+    ),
     "visibility_heartbeat": (
         "`True`",
         "whether a Redis broker is kept from delivering a running task a second time",

@@ -143,7 +143,8 @@ class Beat(CeleryProcess):
         options: Sequence[str] = (),
         environment: dict[str, str] | None = None,
     ) -> None:
-        how = ["--scheduler", scheduler, "--max-interval", str(max_interval), "--loglevel=INFO"]
+        config = {"beat_max_loop_interval": max_interval, **config}  # the option takes whole ones
+        how = ["--scheduler", scheduler, "--loglevel=INFO"]
         arguments = ["beat", *how, "--schedule=schedule", *options]
         prompt = "beat: Starting..."
         super().__init__(arguments, config, app=app, prompt=prompt, environment=environment)
