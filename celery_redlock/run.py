@@ -13,6 +13,7 @@ from celery.states import REVOKED
 
 from celery_redlock import events, pool_child
 from celery_redlock.attempt import Attempt, Body
+from celery_redlock.beat_marks import sent_twice
 from celery_redlock.coordinators.base import Conflict, Holder
 from celery_redlock.edge import run_to_edge
 from celery_redlock.exceptions import (
@@ -85,10 +86,24 @@ def _in_place(attempt: Attempt, place: Place) -> Any:
         _drop(attempt)
     if place.is_replaced():
         _end_replaced(attempt)
+    first = _first_of_this_slot(attempt)
+    if first is not None:
+        return _skip(attempt, first)
     options = attempt.plan.options
     if options.mode == "correctness" or options.scope in RUN_SCOPES:
         return _under_lock(attempt, place)
     return _start(attempt, place)
+
+
+def _first_of_this_slot(attempt: Attempt) -> Conflict | None:
+    """The other message that beats have sent for this one's slot, if that ran already."""
+    if not attempt.delivered:
+        return None
+    header, holder = header_of(attempt.request), attempt.claimant.holder
+    first = sent_twice(Locks.for_app(attempt.task.app), header, holder)
+    if first is not None:
+        attempt.claimant.tell(events.SkippedTask, other=first.holder, policy="skip")
+    return first
 
 
 def _under_lock(attempt: Attempt, place: Place) -> Any:
