@@ -83,9 +83,14 @@ class Reader:
         """Start at the file's beginning."""
         self.path = path
         self._offset = 0
+        self._ahead: list[Entry] = []
 
     def new(self) -> list[Entry]:
         """The lines that were added since the last call; half a line waits for its rest."""
+        ahead, self._ahead = self._ahead, []
+        return ahead + self._read()
+
+    def _read(self) -> list[Entry]:
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
@@ -97,7 +102,7 @@ class Reader:
         return [Entry(**json.loads(line)) for line in lines.split(b"\n")]
 
     def wait_for(self, wanted: Callable[[Entry], bool], timeout: float) -> Entry:
-        """The first new line that is wanted; lines before it count as read.
+        """The first new line that is wanted; it and the lines before it count as read.
 
         Args:
             wanted: tells whether this is the line.
@@ -108,8 +113,10 @@ class Reader:
         """
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            for entry in self.new():
+            entries = self.new()
+            for number, entry in enumerate(entries, 1):
                 if wanted(entry):
+                    self._ahead = entries[number:]
                     return entry
             time.sleep(0.01)  # a plain file has no event to wait on that works everywhere
         raise TimeoutError(f"nothing of the kind was written to {self.path} in {timeout:g} s")

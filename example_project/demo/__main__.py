@@ -29,7 +29,7 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(f"The demo needs {missing.name}, which is not installed:\n  {_NEEDED}")
 
-ACTS = ("thumbnails", "ledger")
+ACTS = ("thumbnails", "ledger", "reports")
 SLOTS = 4  # pool children of the worker
 
 

@@ -12,9 +12,11 @@ import psutil
 import pytest
 from PIL import Image
 
+from example_project.demo.act_reports import judge
 from example_project.demo.pictures import AT_MOST, SHIPPED, NoPictures, find
 from example_project.demo.tally import Tally
 from example_project.journal import Entry, Journal, Reader
+from example_project.settings import REPORT_EVERY
 from localservers import Valkey
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,6 +105,7 @@ def test_plain_tasks_are_found_out(tmp_path):
     assert status == 1, output
     assert "times at once" in output
     assert "account 1 has" in output
+    assert "reports were made in the time of" in output
 
 
 @pytest.mark.slow
@@ -264,3 +267,41 @@ def test_a_journal_is_followed_by_whole_lines(tmp_path):
     assert reader.new() == []
     journal.path.write_bytes(whole)
     assert [e.what for e in reader.new()] == ["end"]
+
+
+def test_waiting_for_a_line_keeps_the_lines_after_it(tmp_path):
+    """Two lines that were written at once are found one after the other."""
+    journal, reader = Journal(tmp_path / "j"), Reader(tmp_path / "j")
+    for number in range(3):
+        journal.write("report", "stock", number=number)
+    found = [reader.wait_for(lambda e: e.what == "report", 1.0).facts["number"] for _ in range(2)]
+    assert found == [0, 1]
+    assert [e.facts["number"] for e in reader.new()] == [2]
+    with pytest.raises(TimeoutError):
+        reader.wait_for(lambda e: True, 0.05)
+
+
+@pytest.mark.parametrize(
+    "times, said",
+    [
+        ([0, 1, 2, 3, 4], ""),
+        ([0, 1, 2.9, 3.1, 4], ""),
+        ([0, 0.1, 1, 1.1, 2, 2.1], "6 reports were made in the time of 3.1 ticks"),
+        ([0, 1, 4, 5], "a gap of 3.0 s"),
+        ([0], "not even two"),
+    ],
+)
+def test_the_judge_of_reports(times, said):
+    """Doubled and missing reports are found out; lateness within a tick is not held against it."""
+    problems = judge([REPORT_EVERY * time for time in times])
+    assert bool(said) == bool(problems)
+    assert said in " ".join(problems)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("valkey_program")
+def test_two_beats_send_each_report_once(tmp_path):
+    """One of two beats is killed; each tick has its report."""
+    with demo(tmp_path / "out", "--act", "reports") as process:
+        status, output = finished(process)
+    assert (status, "one report each" in output) == (0, True), output
