@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_redlock.coordinators.base import Grant, Holder
 from celery_redlock.exceptions import LockLost
-from celery_redlock.fencing import FencingToken
+from celery_redlock.fencing import FencingToken, FencingTokens
 from celery_redlock.options import Mode
 
 __all__ = ["Lease"]
@@ -19,6 +19,11 @@ LostCallback = Callable[["Lease"], Any]
 def _by_nobody(_owner: str) -> float:
     """Nobody but the lease's own renewals prolongs it."""
     return 0.0
+
+
+def _token_of(grants: Sequence[Grant]) -> FencingToken | None:
+    tokens = [grant.fencing_token for grant in grants if grant.fencing_token is not None]
+    return FencingTokens(tokens) if len(tokens) > 1 else grants[0].fencing_token
 
 
 class Lease:
@@ -52,6 +57,7 @@ class Lease:
         self.since = clock()
         self._clock = clock
         self._grants = tuple(grants)
+        self._token = _token_of(self._grants)  # the same after each renewal
         self._lost_because: str | None = None
         self._ended = False
         self._callbacks: list[LostCallback] = []
@@ -72,8 +78,11 @@ class Lease:
 
     @property
     def fencing_token(self) -> FencingToken | None:
-        """The token of the first key's grant; None where the coordinator gives none."""
-        return self._grants[0].fencing_token
+        """The token of the grant; None where the coordinator gives none.
+
+        Of several keys it is the first key's, and ``fencing_token[key]`` is that of each.
+        """
+        return self._token
 
     @property
     def fencing_tokens(self) -> dict[str, FencingToken]:

@@ -8,7 +8,7 @@ from typing import Any
 from celery_redlock.exceptions import ImproperlyConfigured
 from celery_redlock.fencing import FencingToken
 
-__all__ = ["LONGEST_LOCK", "checked", "library"]
+__all__ = ["LONGEST_LOCK", "checked", "each_checked", "library"]
 
 LONGEST_LOCK = 512
 """Bytes of UTF-8 that the name of a fenced lock may have; what each database can index."""
@@ -27,8 +27,9 @@ def checked(fencing_token: int | None, lock: str | None = None) -> FencingToken:
         lock: the name of the lock that this resource belongs to, if it is to be checked.
 
     Raises:
-        ImproperlyConfigured: the token is missing, is no integer, is of another lock, or is
-            a plain int without ``lock``; or the lock's name is too long to be stored.
+        ImproperlyConfigured: the token is missing, is no integer, is of another lock or, without
+            ``lock``, of several, or is a plain int without ``lock``; or the lock's name is too
+            long to be stored.
     """
     if fencing_token is None:
         raise ImproperlyConfigured(
@@ -49,8 +50,35 @@ def checked(fencing_token: int | None, lock: str | None = None) -> FencingToken:
     return token
 
 
+def each_checked(fencing_token: int | None, lock: str | None = None) -> tuple[FencingToken, ...]:
+    """The tokens that a guard is to claim: all of a body's locks, unless one was named.
+
+    Args:
+        fencing_token: as for :func:`checked`.
+        lock: as for :func:`checked`.
+
+    Returns:
+        them in the sorted order of their locks' names, in which they must be claimed.
+
+    Raises:
+        ImproperlyConfigured: as for :func:`checked`.
+    """
+    if lock is None and isinstance(fencing_token, FencingToken):
+        return tuple(map(checked, fencing_token.tokens))
+    return (checked(fencing_token, lock),)
+
+
 def _with_lock(fencing_token: int, lock: str | None) -> FencingToken:
     if isinstance(fencing_token, FencingToken):
+        several = fencing_token.tokens
+        if lock is not None and len(several) > 1:
+            return fencing_token[lock]
+        if len(several) > 1:
+            names = ", ".join(repr(token.lock) for token in several)
+            raise ImproperlyConfigured(
+                f"this fencing token is of several locks ({names}): hand in that of the lock "
+                f"which this resource belongs to, as in fencing_token[{several[0].lock!r}]"
+            )
         if lock is not None and lock != fencing_token.lock:
             raise ImproperlyConfigured(
                 f"fencing token {fencing_token} is of lock {fencing_token.lock!r}, and this "

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from celery_redlock.exceptions import ImproperlyConfigured, StaleTokenError
 from celery_redlock.fencing import FencingToken
-from celery_redlock.guards.argument import LONGEST_LOCK, checked, library
+from celery_redlock.guards.argument import LONGEST_LOCK, each_checked, library
 from celery_redlock.guards.fence_row import LOCK_NAME, TABLE, TOKEN, is_missing_table
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ def claim(
     It must be the first statement of every transaction that reads or writes what the lock
     protects, also of one that only reads what a later one writes.  It stores the token in the
     lock's fence row and keeps that row locked until the transaction ends, so two holders take
-    turns.  One token may claim as often as it likes; several locks are claimed all of them
-    first, in the sorted order of their names.
+    turns.  One token may claim as often as it likes.  The token of a body that holds several locks
+    claims all of them, in the sorted order of their names; claim them yourself in that order,
+    before anything else, if you hand in one at a time.
 
     Whatever a session had loaded before is read again.  Works on PostgreSQL, MySQL and MariaDB
     (InnoDB), and SQLite, where it begins the transaction as ``BEGIN IMMEDIATE`` does.
@@ -98,8 +99,13 @@ def claim(
             ``redlock_fence`` is missing; or the transaction can't be fenced (autocommit, a
             savepoint, changes made before the claim, another kind of database).
     """
-    token = checked(fencing_token, lock)
+    tokens = each_checked(fencing_token, lock)
     session, connection = _opened(session_or_connection)
+    for token in tokens:
+        _claim(session, connection, token)
+
+
+def _claim(session: orm.Session | None, connection: sa.Connection, token: FencingToken) -> None:
     transaction = (session or connection).get_transaction()
     claimed = _claimed.setdefault(transaction, {})
     if claimed.get(token.lock) == token:

@@ -20,7 +20,7 @@ from django.db import connections, transaction  # noqa: E402
 from django.db.utils import OperationalError, ProgrammingError  # noqa: E402
 
 from celery_redlock.exceptions import ImproperlyConfigured, StaleTokenError  # noqa: E402
-from celery_redlock.fencing import FencingToken  # noqa: E402
+from celery_redlock.fencing import FencingToken, FencingTokens  # noqa: E402
 from celery_redlock.guards.django import claim, fenced  # noqa: E402
 from celery_redlock.guards.django.models import Fence  # noqa: E402
 from tests.guards.malformed import MALFORMED  # noqa: E402
@@ -184,6 +184,19 @@ def test_another_error_of_the_database_is_passed_on(alias):
     execute(alias, "create table redlock_fence (x integer)")
     with pytest.raises((ProgrammingError, OperationalError)), fenced(token(1), using=alias):
         pass
+
+
+def test_the_token_of_several_locks_claims_them_all(alias):
+    """One that is stale refuses all of them."""
+    with fenced(FencingTokens([token(3, "account:8"), token(5)]), using=alias):
+        write(alias, 90)
+    assert fences(alias) == {LOCK: 5, "account:8": 3}
+    with (
+        pytest.raises(StaleTokenError),
+        fenced(FencingTokens([token(2, "account:8"), token(6)]), using=alias),
+    ):
+        write(alias, 555)
+    assert (read(alias), fences(alias)) == (90, {LOCK: 5, "account:8": 3})
 
 
 def test_a_claim_outside_a_transaction_is_refused(alias):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery_redlock.exceptions import ImproperlyConfigured, StaleTokenError
 from celery_redlock.fencing import FencingToken
-from celery_redlock.guards.argument import checked, library
+from celery_redlock.guards.argument import each_checked, library
 from celery_redlock.guards.fence_row import LOCK_NAME, TABLE, TOKEN, is_missing_table
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def claim(fencing_token: int | None, *, lock: str | None = None, using: str = "d
 
     It must be the first statement of every ``atomic`` block that reads or writes what the lock
     protects.  It stores the token in the lock's fence row and keeps that row locked until the
-    transaction ends, so two holders take turns.  One token may claim as often as it likes;
-    several locks are claimed all of them first, in the sorted order of their names.  A model
-    instance that was read before must be read again.
+    transaction ends, so two holders take turns.  One token may claim as often as it likes.  The
+    token of a body that holds several locks claims all of them, in the sorted order of their
+    names.  A model instance that was read before must be read again.
 
     Args:
         fencing_token: the token of the grant.
@@ -54,16 +54,17 @@ def claim(fencing_token: int | None, *, lock: str | None = None, using: str = "d
             is missing; or the claim is outside an atomic block, in an inner one (whose
             savepoint could take the fence back), or on another kind of database.
     """
-    token = checked(fencing_token, lock)
+    tokens = each_checked(fencing_token, lock)
     connection = transaction.get_connection(using)
     _refuse_what_fences_nothing(connection, using)
-    try:
-        stored = _raise_fence(connection, token)
-    except django_db.Error as exc:
-        _explain(exc, using)
-    if stored > token:
-        transaction.set_rollback(True, using)
-        raise StaleTokenError(token.lock, token, stored)
+    for token in tokens:
+        try:
+            stored = _raise_fence(connection, token)
+        except django_db.Error as exc:
+            _explain(exc, using)
+        if stored > token:
+            transaction.set_rollback(True, using)
+            raise StaleTokenError(token.lock, token, stored)
 
 
 @contextmanager
