@@ -28,7 +28,7 @@ still its holder's to extend.
 Urls: ``zookeeper://[user:password@]host1:2181,host2:2181/chroot``; a user and password become a
 digest, and the nodes are closed to others.  ``?ca=…&cert=…&key=…`` (paths of PEM files) asks for
 TLS.  One answer may take a second, or a quarter of a shorter ttl (``redlock_node_timeout`` if
-that is more); a server that hangs is left by kazoo after about three seconds.
+that is more); a server that hangs is left by kazoo after a few seconds.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from typing import Any
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.addresses import Addresses, parse
+from celery_redlock.coordinators.aftermath import ZOOKEEPER
 from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
 from celery_redlock.coordinators.patience import answer_timeout
 from celery_redlock.coordinators.per_process import PerProcess
@@ -69,6 +70,7 @@ class ZooKeeperCoordinator:
         exclusion="linearizable; a ttl's end by the leader's clock",
         survives_failover=True,
         survives_restart=True,
+        after=ZOOKEEPER,
     )
 
     def __init__(self, addresses: Addresses, settings: CoordinatorSettings) -> None:
@@ -158,6 +160,14 @@ class ZooKeeperCoordinator:
         left = content.ttl if left is None else left
         return Held(key, content.owner, content.holder or Holder(), left, token)
 
+    def server_time(self) -> float:
+        """The leader's wall clock, in seconds since the epoch, learnt by a write.
+
+        Raises:
+            CoordinatorUnavailable: there was no answer.
+        """
+        return self._sessions.get().time(self._paths.clock, self._until()).time
+
     def raise_floor(self, floor: int) -> int:
         """Make every token from now on higher than ``floor``; the floor that is in force.
 
@@ -240,10 +250,10 @@ class ZooKeeperCoordinator:
             if outcome.failed == "NoNodeError" and outcome.at == 0:
                 session.ensure(path.rpartition("/")[0], until)
                 outcome, floor = session.transact(fill, until, also=self._paths.floor)
+            return outcome, Floor.of(floor)
         except CoordinatorUnavailable:
             session.undo(deletion(path, content.owner))
             raise
-        return outcome, Floor.of(floor)
 
     def _contend(
         self, session: Session, key: str, content: Content, until: float

@@ -1,8 +1,8 @@
 """One process's session with a ZooKeeper ensemble, through kazoo.  Knows no locks.
 
 kazoo has threads of its own that keep the session alive.  Nothing depends on the session here:
-if it ends, the next one goes on with the same locks.  No request is left to kazoo's queue while
-there is no connection, where it could be carried out much later.
+if it ends, the next one goes on with the same locks.  Nothing but an undo is left to kazoo's
+queue while there is no connection, where it could be carried out much later.
 """
 
 from __future__ import annotations
@@ -129,12 +129,15 @@ class Session:
     def undo(self, fill: Callable[[Any], None]) -> None:
         """Send a transaction behind whatever is under way, and don't wait for it.
 
-        The connection keeps the order, so it can't overtake what it undoes.
+        The connection keeps the order, so it can't overtake what it undoes; without one it is
+        sent at the next.
+
+        Args:
+            fill: adds operations that do no harm however late they are.
         """
-        if self.client.connected:
-            transaction = self.client.transaction()
-            fill(transaction)
-            transaction.commit_async()
+        transaction = self.client.transaction()
+        fill(transaction)
+        transaction.commit_async()
 
     def time(self, path: str, until: float) -> Stamp:
         """What the leader's clock shows, learnt by writing the node ``path``.
