@@ -12,7 +12,13 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from celery_redlock.fencing import FencingToken
 
-__all__ = ["Capabilities", "Conflict", "Coordinator", "Finding", "Grant", "Held", "Holder"]
+__all__ = ["Aftermath", "Capabilities", "Conflict", "Coordinator", "Failure", "Finding"]
+__all__ += ["Grant", "Held", "Holder"]
+
+Failure = Literal["pause", "failover", "amnesia", "clock_jump", "partition"]
+"""What can go wrong: the holder is frozen for longer than the ttl; a server is lost for good and
+another takes its place; a server restarts without what it knew; a server's wall clock is set;
+the holder, or some servers, can't reach the others."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +127,31 @@ class Finding:
         subject: the server (without a password), task or setting that it is about.
         message: what was seen.
         cure: how to mend it; empty where nothing needs mending.
+        passing: whether it may be over by itself, as a server that is down may be up again: no
+            reason to keep a worker from starting.
     """
 
     level: Literal["ok", "warning", "error"]
     subject: str
     message: str
     cure: str = ""
+    passing: bool = False
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """What is left of a coordinator's promises after one kind of failure.
+
+    Attributes:
+        exclusion: whether a lock that is held still keeps everybody else out.
+        order: whether every later fencing token is still higher than all before it; False too
+            where there is none.
+        when: under which condition, in a few words; empty where there is none.
+    """
+
+    exclusion: bool
+    order: bool
+    when: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,6 +167,7 @@ class Capabilities:
         min_ttl: the shortest ttl in seconds that works.
         tests_only: whether it must not be used across processes.
         no_fencing_because: why correctness mode is refused, where ``fencing`` is False.
+        after: what is left of the promises after each kind of failure.
     """
 
     name: str
@@ -152,6 +178,7 @@ class Capabilities:
     min_ttl: float = 0.0
     tests_only: bool = False
     no_fencing_because: str = ""
+    after: Mapping[Failure, Aftermath] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -201,6 +228,20 @@ class Coordinator(Protocol):
 
         Raises:
             CoordinatorUnavailable: nobody can say.
+        """
+
+    def raise_floor(self, floor: int) -> int:
+        """Make every fencing token from now on higher than ``floor``; the floor that is in force.
+
+        For a move from another coordinator, whose tokens were higher.  A floor is never lowered,
+        and a lock that is held keeps its token.
+
+        Args:
+            floor: the highest token that any resource has seen, 0 or more.
+
+        Raises:
+            CoordinatorUnavailable: it could not be raised everywhere; ask again.
+            ImproperlyConfigured: this coordinator gives no tokens, or none so high.
         """
 
     def check(self) -> list[Finding]:

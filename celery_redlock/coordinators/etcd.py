@@ -35,6 +35,7 @@ from typing import Any
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.addresses import Addresses, parse
+from celery_redlock.coordinators.aftermath import ETCD
 from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
 from celery_redlock.coordinators.etcd_check import findings
 from celery_redlock.coordinators.etcd_gateway import Answer, Budget, Gateway, Refused
@@ -76,6 +77,7 @@ class EtcdCoordinator:
         survives_failover=True,
         survives_restart=True,
         min_ttl=1.0,
+        after=ETCD,
     )
 
     def __init__(self, addresses: Addresses, settings: CoordinatorSettings) -> None:

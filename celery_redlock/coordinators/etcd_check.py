@@ -63,6 +63,7 @@ def _silent(host: Host, said: str, *, alone: bool) -> Finding:
         str(host),
         f"it can't be reached: {said}",
         "start it, or correct its address in redlock_coordinators",
+        passing=True,
     )
 
 
@@ -83,7 +84,7 @@ def _member(subject: str, answer: Mapping[str, Any]) -> list[Finding]:
         found.append(Finding("warning", subject, said, cure))
     if not int(answer.get("leader", 0)):
         cure = "bring back a majority of the members"
-        found.append(Finding("error", subject, "it knows no leader", cure))
+        found.append(Finding("error", subject, "it knows no leader", cure, passing=True))
     found += [
         Finding("error", subject, f"it reports: {alarm}", "free space or mend it, then disarm it")
         for alarm in answer.get("errors", [])

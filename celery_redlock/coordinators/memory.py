@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from celery_redlock.clock import Clock, now
+from celery_redlock.coordinators.aftermath import MEMORY
 from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
 from celery_redlock.coordinators.notes import HandedOver
 from celery_redlock.coordinators.urls import CoordinatorSettings
@@ -46,6 +47,7 @@ class MemoryCoordinator:
         survives_failover=False,
         survives_restart=False,
         tests_only=True,
+        after=MEMORY,
     )
 
     def __init__(self, clock: Clock = now) -> None:
@@ -55,6 +57,7 @@ class MemoryCoordinator:
         self._held: dict[str, _Record] = {}
         self._tokens: dict[str, int] = {}
         self._notes: dict[str, _Note] = {}
+        self._floor = 0
 
     def acquire(self, key: str, owner: str, ttl: float, holder: Holder) -> Grant | Conflict:
         """Ask for the lock once."""
@@ -62,7 +65,7 @@ class MemoryCoordinator:
             start = self._clock()
             record = self._live(key)
             if record is None:
-                token = self._tokens[key] = self._tokens.get(key, 0) + 1
+                token = self._next_token(key)
                 record = self._held[key] = _Record(owner, holder, start + ttl, token)
             elif record.owner != owner:
                 return Conflict(key, record.holder, record.expires - start)
@@ -108,7 +111,7 @@ class MemoryCoordinator:
             self._held.pop(grant.key, None)
             if note is None:
                 return None
-            token = self._tokens[grant.key] = self._tokens.get(grant.key, 0) + 1
+            token = self._next_token(grant.key)
             record = _Record(heir, holder, self._clock() + ttl, token)
             self._held[grant.key] = record
             return HandedOver(note.text, self._grant(grant.key, record, ttl))
@@ -126,6 +129,12 @@ class MemoryCoordinator:
         """The wall clock, in seconds since the epoch."""
         return time.time()
 
+    def raise_floor(self, floor: int) -> int:
+        """Make every token from now on higher than ``floor``; the floor that is in force."""
+        with self._mutex:
+            self._floor = max(self._floor, floor)
+            return self._floor
+
     def check(self) -> list[Finding]:
         """One finding: this coordinator is for tests."""
         return [
@@ -139,6 +148,10 @@ class MemoryCoordinator:
 
     def close(self) -> None:
         """Nothing to let go of: the locks stay."""
+
+    def _next_token(self, key: str) -> int:
+        token = self._tokens[key] = max(self._tokens.get(key, 0), self._floor) + 1
+        return token
 
     def _live(self, key: str) -> _Record | None:
         record = self._held.get(key)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Coordinator, Finding, Grant, Holder
-from celery_redlock.exceptions import RedlockError
+from celery_redlock.exceptions import CoordinatorUnavailable, RedlockError
 
 __all__ = ["probe"]
 
@@ -33,9 +33,11 @@ def probe(coordinator: Coordinator, subject: str, timeout: float, cure: str) -> 
         refused = _steps(coordinator, took)
     except RedlockError as exc:
         step = ("take", "extend", "give back")[min(len(took), 2)]
-        return [Finding("error", subject, f"a probe could not {step} a lock: {exc}", cure)]
+        said = f"a probe could not {step} a lock: {exc}"
+        passing = isinstance(exc, CoordinatorUnavailable)
+        return [Finding("error", subject, said, cure, passing=passing)]
     if refused:
-        return [Finding("error", subject, f"a probe {refused}", cure)]
+        return [Finding("error", subject, f"a probe {refused}", cure, passing=True)]
     slowest = max(took)
     said = f"a probe took, extended and gave back a lock; slowest answer {slowest * 1000:.1f} ms"
     if slowest > timeout * SLOW:

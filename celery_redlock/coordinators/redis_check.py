@@ -163,7 +163,8 @@ def _about(
     if one.round_trip > timeout / 3:
         level: Level = strict if one.round_trip > timeout else "warning"
         message = f"answers in {trip}, and is given {timeout * 1000:g} ms (redlock_node_timeout)"
-        yield Finding(level, name, message, "raise redlock_node_timeout to several round trips")
+        cure = "raise redlock_node_timeout to several round trips"
+        yield Finding(level, name, message, cure, passing=True)
     yield from _memory(one, nodes, fenced=fenced, rest=rest)
 
 
@@ -188,7 +189,7 @@ def _together(seen: Sequence[_Seen], nodes: int, *, fenced: bool) -> Iterator[Fi
     need = majority(nodes)
     if len(seen) < need:
         message = f"{need} of {nodes} must answer, and {len(seen)} did"
-        yield Finding("error", "lock servers", message, "start the others")
+        yield Finding("error", "lock servers", message, "start the others", passing=True)
     by_run_id: dict[str | None, str] = {}
     for one in seen:
         twin = by_run_id.setdefault(one.facts.run_id, one.node.shown)
@@ -212,14 +213,15 @@ def _epochs(seen: Sequence[_Seen], nodes: int) -> Iterator[Finding]:
         missing = nodes - len(seen)
         if missing:
             message = f"all must answer at the first use of the set, and {missing} didn't"
-            yield Finding("error", "lock servers", message, "start them")
+            yield Finding("error", "lock servers", message, "start them", passing=True)
         return
     common = max(set(markers), key=markers.count)
     epoch = Epoch.parse(common)
     fine = epoch is not None and epoch.number > 0 and not epoch.sealed and epoch.nodes == nodes
     if not fine or markers.count(common) < majority(nodes):
         message = "no majority is in one epoch, so no fencing tokens are given"
-        yield Finding("error", "lock servers", message, f"run: {ADMIT}")
+        passing = len(seen) < nodes  # the others may make up the majority
+        yield Finding("error", "lock servers", message, f"run: {ADMIT}", passing=passing)
         return
     for one, marker in zip(seen, markers, strict=True):
         if marker != common:

@@ -28,10 +28,13 @@ from celery_redlock.coordinators.redis_wire import pack
 from celery_redlock.exceptions import CoordinatorUnavailable
 from celery_redlock.quorum import majority
 
-__all__ = ["ADMIT", "Epoch", "admit", "establish"]
+__all__ = ["ADMIT", "HIGHEST_FLOOR", "Epoch", "admit", "establish", "raise_floor"]
 
 ADMIT = "celery -A <project> redlock admit"
 """The command that re-admits servers; :func:`admit` is what it runs."""
+
+HIGHEST_FLOOR = 2**53 - 2
+"""Above this there is no room for a token: the servers' numbers are exact up to 2**53."""
 
 Answers = dict[int, Any]
 
@@ -186,7 +189,7 @@ def _words(channel: Channel, markers: Mapping[int, str]) -> dict[str, str]:
     }
 
 
-def admit(channel: Channel, names: Names, rest: float) -> dict[str, str]:
+def admit(channel: Channel, names: Names, rest: float, floor: int = 0) -> dict[str, str]:
     """Make the configured servers one set again, after some were replaced, emptied or added.
 
     A majority of the old set must be among them, since only that knows the highest token:
@@ -204,6 +207,7 @@ def admit(channel: Channel, names: Names, rest: float) -> dict[str, str]:
         channel: over the new set of servers.
         names: what the keys are called.
         rest: the longest ttl of a lock, seconds.
+        floor: the new epoch starts above this, too.
 
     Returns:
         what each server was made, by its address.
@@ -221,7 +225,7 @@ def admit(channel: Channel, names: Names, rest: float) -> dict[str, str]:
     if len(highest) < majority(old.nodes):
         raise _too_few(channel, markers, old)
     nodes = len(channel.nodes)
-    base = max(highest.values())
+    base = max(floor, *highest.values())
     new = Epoch(old.number + 1, old.members, nodes, base)
     pause = {
         number: 0 if number in highest and nodes == old.nodes else int(rest * 1000)
@@ -242,6 +246,33 @@ def admit(channel: Channel, names: Names, rest: float) -> dict[str, str]:
         node.shown: _admitted(new, pause[number]) if number in done else "not reached: repeat this"
         for number, node in enumerate(channel.nodes)
     }
+
+
+def raise_floor(channel: Channel, names: Names, rest: float, floor: int) -> int:
+    """Begin a new epoch above ``floor``, unless this one is; what no later token is at or below.
+
+    Args:
+        channel: over the servers.
+        names: what the keys are called.
+        rest: the longest ttl of a lock, seconds.
+        floor: the highest token that any resource has seen, from 0 to :data:`HIGHEST_FLOOR`.
+
+    Raises:
+        CoordinatorUnavailable: a server did not answer, which would be left behind in the old
+            epoch; or the servers changed meanwhile, and it is worth repeating.
+    """
+    if _base(establish(channel, names)) < floor:
+        markers = _read(channel, names, _never)
+        if len(markers) < len(channel.nodes):
+            message = "the floor can't be raised: all lock servers must answer"
+            raise CoordinatorUnavailable(message, _words(channel, markers))
+        admit(channel, names, rest, floor)
+    return _base(establish(channel, names))
+
+
+def _base(marker: str) -> int:
+    epoch = Epoch.parse(marker)
+    return epoch.base if epoch is not None else 0
 
 
 def _resume(channel: Channel, names: Names, rest: float) -> dict[int, str]:

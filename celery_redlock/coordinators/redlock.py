@@ -22,14 +22,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from celery_redlock.clock import now
-from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
+from celery_redlock.coordinators.base import Conflict, Finding, Grant, Held, Holder
 from celery_redlock.coordinators.notes import HandedOver
 from celery_redlock.coordinators.redis_acquire import Acquisition
 from celery_redlock.coordinators.redis_batch import CHUNK, Renewal, extend_many
+from celery_redlock.coordinators.redis_capabilities import capabilities_of, refuse_unfenceable
 from celery_redlock.coordinators.redis_channel import Channel, Greeter
 from celery_redlock.coordinators.redis_check import check_servers
 from celery_redlock.coordinators.redis_commands import LOAD_SCRIPTS, Names
-from celery_redlock.coordinators.redis_epoch import admit
+from celery_redlock.coordinators.redis_epoch import HIGHEST_FLOOR, admit, raise_floor
 from celery_redlock.coordinators.redis_fitness import Fitness
 from celery_redlock.coordinators.redis_keep import Keeping, extend, release
 from celery_redlock.coordinators.redis_listen import Listener, listen_to_holder
@@ -65,9 +66,9 @@ class RedlockCoordinator:
     def __init__(self, nodes: Sequence[Node], settings: CoordinatorSettings) -> None:
         """Connect to nothing yet."""
         refuse_bad_set([node.shown for node in nodes])
-        self.capabilities = _capabilities(len(nodes), settings)
+        self.capabilities = capabilities_of(len(nodes), settings)
         if settings.fenced:
-            _refuse_unfenceable(nodes, self.capabilities)
+            refuse_unfenceable(nodes, self.capabilities)
         self._nodes = tuple(nodes)
         self._everywhere = frozenset(range(len(nodes)))
         self._settings = settings
@@ -253,6 +254,29 @@ class RedlockCoordinator:
         self._tokens.forget_epoch()
         return self._talk(lambda channel: admit(channel, self._names, self._settings.max_ttl))
 
+    def raise_floor(self, floor: int) -> int:
+        """Make every token from now on higher than ``floor``; the floor that is in force.
+
+        A new epoch begins, as after :meth:`admit`: an attempt that is under way may fail once.
+
+        Args:
+            floor: the highest token that any resource has seen, from 0 to 2**53 - 2.
+
+        Raises:
+            CoordinatorUnavailable: a server did not answer, or they changed meanwhile; ask again.
+            ImproperlyConfigured: ``floor`` is out of range, or these servers give no tokens.
+        """
+        if self._tokens is None:
+            raise ImproperlyConfigured("only servers that give fencing tokens have a floor")
+        if not 0 <= floor <= HIGHEST_FLOOR:
+            raise ImproperlyConfigured(
+                f"floor={floor!r}: must be from 0 to 2**53 - 2, since the servers' numbers are "
+                "exact up to there"
+            )
+        self._tokens.forget_epoch()
+        longest = self._settings.max_ttl
+        return self._talk(lambda channel: raise_floor(channel, self._names, longest, floor))
+
     def _keeping(self) -> Keeping:
         tokens, longest = self._tokens, self._settings.max_ttl
         return Keeping(longest, tokens.epoch, tokens.life) if tokens else Keeping(longest)
@@ -289,46 +313,6 @@ class RedlockCoordinator:
 
     def __repr__(self) -> str:
         return f"<RedlockCoordinator {', '.join(node.shown for node in self._nodes)}>"
-
-
-def _refuse_unfenceable(nodes: Sequence[Node], capabilities: Capabilities) -> None:
-    if len(nodes) == 1:
-        raise ImproperlyConfigured(
-            f"{nodes[0].shown} can't give fencing tokens: {capabilities.no_fencing_because}"
-        )
-    for node in nodes:
-        if node.locate is not None:
-            raise ImproperlyConfigured(
-                f"{node.shown} can't give fencing tokens: a failover forgets the newest of them; "
-                "name each server's own url"
-            )
-
-
-def _capabilities(nodes: int, settings: CoordinatorSettings) -> Capabilities:
-    slowest = 2 * settings.node_timeout
-    min_ttl = (slowest + settings.drift.fixed) / (1 - settings.drift.share)
-    if nodes == 1:
-        return Capabilities(
-            name="one Redis",
-            fencing=False,
-            exclusion="lost at a failover",
-            survives_failover=False,
-            survives_restart=False,
-            min_ttl=min_ttl,
-            no_fencing_because=(
-                "one Redis forgets its locks and its counters at a failover; use an odd number "
-                "of at least 3 independent servers, or etcd, ZooKeeper or a database"
-            ),
-        )
-    return Capabilities(
-        name="Redlock",
-        fencing=settings.fenced,
-        exclusion="depends on timing",
-        survives_failover=True,
-        survives_restart=settings.fenced,
-        min_ttl=min_ttl,
-        no_fencing_because="" if settings.fenced else "it was not asked for fencing tokens",
-    )
 
 
 def from_urls(urls: Sequence[str], settings: CoordinatorSettings) -> RedlockCoordinator:

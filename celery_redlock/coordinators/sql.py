@@ -31,6 +31,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from celery_redlock.clock import now
+from celery_redlock.coordinators.aftermath import DATABASE
 from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
 from celery_redlock.coordinators.patience import answer_timeout
 from celery_redlock.coordinators.per_process import PerProcess
@@ -68,6 +69,7 @@ class SqlCoordinator:
         exclusion="a row of the database, by its clock",
         survives_failover=False,
         survives_restart=True,
+        after=DATABASE,
     )
 
     def __init__(self, url: URL, settings: CoordinatorSettings) -> None:

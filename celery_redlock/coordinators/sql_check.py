@@ -44,11 +44,12 @@ def findings(
             found += _SETTINGS[kind](connection, subject)
             found += _clock(connection, kind, subject)
             if not connection.dialect.has_table(connection, locks.name):
-                return [*found, Finding("error", subject, *MISSING.split(": ", 1))]
+                said, cure = MISSING.split(": ", 1)
+                return [*found, Finding("error", subject, said, cure)]
     except SQLAlchemyError as exc:
         said = f"it can't be asked: {describe(exc, password)}"
         cure = "start it, or correct its url in redlock_coordinators"
-        return [Finding("error", subject, said, cure)]
+        return [Finding("error", subject, said, cure, passing=True)]
     cure = "give the user the rights SELECT, INSERT and UPDATE on redlock_locks"
     return [*found, *probe(coordinator, subject, timeout, cure)]
 
