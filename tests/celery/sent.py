@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -96,4 +97,4 @@ def twice(messages: list[Message]) -> list[str]:
 def longest_gap(messages: list[Message]) -> float:
     """The longest time between two messages, in seconds."""
     times = [message.at for message in messages]
-    return max((b - a for a, b in zip(times, times[1:], strict=False)), default=0.0)
+    return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
