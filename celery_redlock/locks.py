@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from celery_redlock.bodies import TOKEN, run_signature, task_level, unfenceable
 from celery_redlock.conf import NAMES, Settings
 from celery_redlock.coordinators.base import Coordinator, Holder
 from celery_redlock.coordinators.urls import CoordinatorSettings, Kind, from_urls
@@ -21,12 +22,11 @@ from celery_redlock.keys import KeyMaker, explicit_name
 from celery_redlock.lease import Lease
 from celery_redlock.lock import Claimant, Session, boot_nonce, entered
 from celery_redlock.notices import NoticeOptions
-from celery_redlock.options import OPTION_NAMES, Level, LockOptions, Mode
+from celery_redlock.options import Level, LockOptions, Mode
 from celery_redlock.signals import sink_for
 
-__all__ = ["Locks", "Plan", "run_signature", "task_level"]
+__all__ = ["TOKEN", "Locks", "Plan", "run_signature", "task_level"]
 
-TOKEN = "fencing_token"  # noqa: S105 - a parameter's name
 LONGEST_QUEUE_TTL = 30 * 86400.0
 _HOST = socket.gethostname()
 
@@ -168,8 +168,8 @@ class Locks:
         signature = run_signature(cls)
         names = list(signature.parameters)
         index = names.index(TOKEN) if TOKEN in names else None
-        if options.mode == "correctness" and index is None:
-            raise ImproperlyConfigured(missing_token(task.name))
+        if options.mode == "correctness" and (reason := unfenceable(cls)):
+            raise ImproperlyConfigured(reason)
         only = index is not None and (
             signature.parameters[TOKEN].kind is inspect.Parameter.POSITIONAL_ONLY
         )
@@ -256,40 +256,3 @@ def _held(claimant: Claimant) -> Iterator[Lease]:
             yield lease
     finally:
         session.give_back()
-
-
-def run_signature(cls: type[Any]) -> inspect.Signature:
-    """The parameters of a task's body, without ``self``."""
-    raw: Any = inspect.getattr_static(cls, "run")
-    static = isinstance(raw, staticmethod)
-    function: Callable[..., Any] = getattr(raw, "__func__", raw)
-    signature = inspect.signature(function)
-    if static:
-        return signature
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-def task_level(cls: type[Any]) -> Level:
-    """The options that a task's class carries as ``lock_<name>`` attributes, also inherited.
-
-    A method of the user's own whose name starts with ``lock_`` is none.
-    """
-    values: dict[str, Any] = {}
-    for klass in reversed(cls.__mro__):
-        for attribute, value in vars(klass).items():
-            name = attribute.removeprefix("lock_")
-            if name == attribute:
-                continue
-            plain = value.__func__ if isinstance(value, staticmethod) else value
-            if name in OPTION_NAMES or not (callable(plain) or isinstance(plain, property)):
-                values[name] = plain
-    return Level(f"task {cls.name}", values, "lock_{}")
-
-
-def missing_token(task_name: str) -> str:
-    """What to tell the author of a task that lacks its fencing token."""
-    return (
-        f"task {task_name} is in correctness mode but its body has no parameter named "
-        f"{TOKEN}: add one, as in 'def body(…, *, {TOKEN}: FencingToken)', and hand it to the "
-        "resource's guard; without it a paused former owner could still write"
-    )

@@ -13,7 +13,8 @@ from celery import Task
 from celery.signals import worker_init
 from celery.utils.functional import head_from_fun
 
-from celery_redlock import guardian
+from celery_redlock import boot, guardian
+from celery_redlock.bodies import TOKEN, run_signature, task_level, unfenceable
 from celery_redlock.choke import watch_publishes
 from celery_redlock.coordinators.base import Coordinator
 from celery_redlock.exceptions import (
@@ -25,9 +26,9 @@ from celery_redlock.exceptions import (
 from celery_redlock.keys import KeyMaker
 from celery_redlock.lease import Lease
 from celery_redlock.lock import current_lease
-from celery_redlock.locks import TOKEN, Locks, missing_token, run_signature, task_level
+from celery_redlock.locks import Locks
 from celery_redlock.options import LockOptions
-from celery_redlock.publish import call_options, with_header
+from celery_redlock.publish import HEADER, call_options, options_in, with_header
 from celery_redlock.run import run_locked
 
 __all__ = ["LockedTask"]
@@ -92,6 +93,8 @@ class LockedTask(Task):
         self.refuse_if_broken()
         return run_locked(self, super().__call__, args, kwargs)
 
+    _locked_call = __call__
+
     def apply_async(
         self,
         args: Any = None,
@@ -126,6 +129,8 @@ class LockedTask(Task):
             ImproperlyConfigured: an option of the task or of the call can't be used.
         """
         headers = self._headers(headers, lock, args, kwargs)
+        if not self.name.startswith("celery."):
+            Locks.for_app(self.app).plan(self, None, options_in(headers[HEADER]))
         return super().apply(args, kwargs, *positional, headers=headers, **options)
 
     def retry(
@@ -205,15 +210,7 @@ def _error_of(cls: type[LockedTask]) -> str | None:
         KeyMaker(cls.name, signature, key=options.key, args=options.args)
     except RedlockError as exc:
         return str(exc)
-    if options.mode == "correctness":
-        if TOKEN not in signature.parameters:
-            return missing_token(cls.name)
-        if cls.__call__ is not LockedTask.__call__:
-            return (
-                f"task {cls.name}: its class overrides __call__, which could run the body "
-                "without its lock; put that code into the body, before_start or after_return"
-            )
-    return None
+    return unfenceable(cls) if options.mode == "correctness" else None
 
 
 def _hide_token(cls: type[LockedTask]) -> None:
@@ -237,28 +234,4 @@ def _hide_token(cls: type[LockedTask]) -> None:
     cls.__header__ = staticmethod(head_from_fun(stub, bound=bound))
 
 
-def _refuse_to_start(sender: Any = None, **_: Any) -> None:
-    """Stop a worker whose locked tasks can't work, with everything that is wrong at once."""
-    app = sender.app
-    wrong = []
-    for name, task in sorted(app.tasks.items()):
-        if isinstance(task, LockedTask) and not name.startswith("celery."):
-            wrong += _problems(app, task)
-    if wrong:
-        for problem in dict.fromkeys(wrong):
-            logger.critical("celery_redlock refuses to start: %s", problem)
-        raise SystemExit(1)
-
-
-def _problems(app: Any, task: LockedTask) -> list[str]:
-    try:
-        task.refuse_if_broken()
-        route = app.amqp.router.route({}, task.name, (), {})
-        queue = getattr(route.get("queue"), "name", None)
-        Locks.for_app(app).plan(task, queue, None)
-    except RedlockError as exc:
-        return [str(exc)]
-    return []
-
-
-worker_init.connect(_refuse_to_start, weak=False, dispatch_uid="celery_redlock.boot")
+worker_init.connect(boot.refuse_to_start, weak=False, dispatch_uid="celery_redlock.boot")
