@@ -94,7 +94,13 @@ def make(body, ack, **options):
     """One variant of a body as a task."""
     late = ack == LATE
     name = f"matrix.{options.pop('called', body.__name__)}.{ack}"
-    chosen = {"acks_late": late, "reject_on_worker_lost": late, "lock_ttl": TTL, "max_retries": 2}
+    chosen = {
+        "acks_late": late,
+        "reject_on_worker_lost": late,
+        "max_retries": 2,
+        "lock_ttl": TTL,
+        "lock_reschedule_delay": (1, 2),
+    }
     return shared_task(
         **{
             "base": LockedTask,

@@ -78,6 +78,15 @@ class Scene:
             queues=self.config["task_default_queue"],
         )
 
+    def sweep(self):
+        """Have what was not acknowledged in time delivered again, as other workers would.
+
+        With kombu 5.7 the workers of green pools look only when they start.
+        """
+        if not self.is_rabbitmq() and self.pool in {"gevent", "eventlet"}:
+            with self.app.connection_for_read() as connection:
+                connection.channel().qos.restore_visible(interval=1)
+
     def task(self, what, ack):
         """A task of the matrix, bound to this scene's application."""
         return self.app.tasks[TASKS[what, ack].name]
@@ -273,26 +282,27 @@ def worker_killed(scene, acks, name):
 
     An early one is lost with its worker; its lock is gone after its ttl.
     """
-    for some in at_once(scene, acks):
-        ttls = {EARLY: SHORT, LATE: 3 * VISIBILITY}
-        results = {
-            ack: scene.task("fenced", ack).apply_async((name,), lock={"ttl": ttls[ack]})
-            for ack in some
-        }
-        starts = {ack: start_of(scene, result) for ack, result in results.items()}
-        scene.worker.kill()
-        killed = now()
-        scene.worker = scene.start_worker()
-        if EARLY in some:
-            scene.until_free(starts[EARLY]["key"], killed + SHORT + 1 - now(), mode="correctness")
-            assert len(scene.journal.entries("start", id=results[EARLY].id)) == 1
-        if LATE in some:
-            taken_over(scene, results[LATE], starts[LATE], name)
+    if scene.pool == "solo":  # its early messages are acknowledged when its loop runs again
+        acks = (LATE,)
+    ttls = {EARLY: SHORT, LATE: 4 * VISIBILITY}
+    task = {ack: scene.task("fenced", ack) for ack in acks}
+    results = {ack: task[ack].apply_async((name,), lock={"ttl": ttls[ack]}) for ack in acks}
+    starts = {ack: start_of(scene, result) for ack, result in results.items()}
+    first, scene.worker = scene.worker, scene.start_worker()
+    first.kill()
+    killed = now()
+    if EARLY in acks:
+        within = killed + 2 * SHORT - now()
+        scene.until_free(starts[EARLY]["key"], within, mode="correctness")
+    taken_over(scene, results[LATE], starts[LATE], name)
+    if EARLY in acks:
+        assert len(scene.journal.entries("start", id=results[EARLY].id)) == 1
 
 
 def taken_over(scene, result, start, name):
     """A message runs a second time, after it was put off, with a higher token."""
-    scene.worker.wait_for_log("an earlier delivery of it still holds lock")
+    put_off = f"[{result.id}] rescheduled"
+    until(lambda: scene.sweep() or put_off in scene.worker.log, "it was not put off")
     second = scene.journal.wait_for("start", count=2, id=result.id)[1]
     assert second["token"] > start["token"]
     scene.journal.open_gate(name)
@@ -320,7 +330,7 @@ def delivered_twice(scene, ack, name):
     if scene.is_rabbitmq():
         proxy.cut()
     waits = f"[{result.id}] rescheduled"
-    until(lambda: any(waits in worker.log for worker in workers), "the copy never came")
+    until(lambda: scene.sweep() or any(waits in one.log for one in workers), "no copy came")
     if doomed:
         waits_too = f"[{doomed.id}] rescheduled"
         until(lambda: any(waits_too in worker.log for worker in workers), "no copy")
