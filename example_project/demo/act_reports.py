@@ -28,9 +28,9 @@ def play(here: Stage, screen: Screen, *, locked: bool) -> Outcome:
     """
     scheduler = LOCKED if locked else STOCK
     screen.note(f"act 3: two beats send a report every {REPORT_EVERY:g} s, with {scheduler}")
-    reader = Reader(here.journal.path)
-    reader.new()
     beats = [here.beat(scheduler) for _ in range(2)]
+    reader = Reader(here.journal.path)
+    reader.new()  # what was sent before both were there shows nothing
     reports: list[Entry] = []
     killed_at, problems = 0.0, []
     try:

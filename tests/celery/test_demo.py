@@ -44,7 +44,7 @@ def demo(out: Path, *arguments: str, photos: str = "") -> Iterator[subprocess.Po
 
 def finished(process: subprocess.Popen) -> tuple[int, str]:
     """How it ended and what it printed."""
-    output, _ = process.communicate(timeout=110)
+    output, _ = process.communicate(timeout=240)
     return process.returncode, output
 
 
