@@ -17,6 +17,18 @@ REDBEAT = "redbeat.RedBeatScheduler"
 EVERY_SECOND = {"tick": {"task": "tests.tick", "schedule": 1.0}}
 
 
+class Project:
+    """A Django project."""
+
+    def __init__(self, environment):
+        self.environment = environment
+
+    def edit(self, *words):
+        """Change the schedule, as an administrator does."""
+        command = [sys.executable, "-m", "tests.celery.django_beat_schedule", *map(str, words)]
+        subprocess.run(command, cwd=ROOT, env={**os.environ, **self.environment}, check=True)
+
+
 @pytest.fixture
 def sent(config):
     """What the beats have sent."""
@@ -27,20 +39,13 @@ def sent(config):
 
 @pytest.fixture
 def django(tmp_path):
-    """The environment of a Django project, and its administrator."""
+    """A Django project whose schedule is in a database."""
 
-    class Project:
-        environment = {
-            "BEAT_TESTS_DATABASE": str(tmp_path / "schedule.sqlite3"),
-            "DJANGO_SETTINGS_MODULE": "tests.celery.django_beat_settings",
-        }
-
-        def edit(self, *words):
-            """Change the schedule."""
-            command = [sys.executable, "-m", "tests.celery.django_beat_schedule", *map(str, words)]
-            subprocess.run(command, cwd=ROOT, env={**os.environ, **self.environment}, check=True)
-
-    project = Project()
+    environment = {
+        "BEAT_TESTS_DATABASE": str(tmp_path / "schedule.sqlite3"),
+        "DJANGO_SETTINGS_MODULE": "tests.celery.django_beat_settings",
+    }
+    project = Project(environment)
     project.edit("make")
     return project
 
