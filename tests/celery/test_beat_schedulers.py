@@ -40,7 +40,6 @@ def sent(config):
 @pytest.fixture
 def django(tmp_path):
     """A Django project whose schedule is in a database."""
-
     environment = {
         "BEAT_TESTS_DATABASE": str(tmp_path / "schedule.sqlite3"),
         "DJANGO_SETTINGS_MODULE": "tests.celery.django_beat_settings",
