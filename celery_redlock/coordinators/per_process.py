@@ -43,12 +43,13 @@ class PerProcess(Generic[T]):
         return value
 
     def close(self) -> None:
-        """Close what this process has made; the next :meth:`get` makes a new value."""
-        pid = os.getpid()
-        for mark in [mark for mark in list(self._values) if mark[0] == pid]:
-            value = self._values.pop(mark, None)
-            if value is not None:
-                self._close(value)
+        """Close what :meth:`get` gives; the next one makes a new value.
+
+        What another thread's hub serves stays: only that hub can close it.
+        """
+        value = self._values.pop((os.getpid(), _hub()), None)
+        if value is not None:
+            self._close(value)
 
 
 def _hub() -> int:

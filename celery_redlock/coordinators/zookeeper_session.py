@@ -7,6 +7,8 @@ queue while there is no connection, where it could be carried out much later.
 
 from __future__ import annotations
 
+import atexit
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ __all__ = ["Outcome", "Session"]
 # Seconds until kazoo gives up a server that is silent, about.  Short, because another server
 # can go on at once; servers don't allow less than two of their ticks.
 SESSION_TIMEOUT = 4.0
+AWAY = 0.5  # seconds without a request after which a connection may have gone unnoticed
 
 
 @dataclass(frozen=True)
@@ -52,19 +55,23 @@ class Session:
 
     def __init__(self, addresses: Addresses) -> None:
         """Make the client; connects to nothing yet."""
-        client_module = needs("kazoo.client", "zookeeper")
+        client_module, handler = needs("kazoo.client", "zookeeper"), _handler()
+        pause = {"sleep_func": handler.sleep_func}
         self.errors: Any = needs("kazoo.exceptions", "zookeeper")
         self._shown = ",".join(map(str, addresses.hosts))
         self.client: Any = client_module.KazooClient(
             hosts=self._shown,
             timeout=SESSION_TIMEOUT,
-            connection_retry={"max_tries": -1, "delay": 0.05, "max_delay": 1.0},
-            command_retry={"max_tries": 0},
+            connection_retry={"max_tries": -1, "delay": 0.05, "max_delay": 1.0, **pause},
+            command_retry={"max_tries": 0, **pause},
+            handler=handler,
             **_access(addresses),
         )
         self._late = self.client.handler.timeout_exception
         self._starting = threading.Lock()
         self._live: Any = None
+        self._greenlets = "threading" not in handler.name
+        self._used = now()
         self.stamp: Stamp | None = None
 
     def transact(self, fill: Callable[[Any], None], until: float, also: str = "") -> Any:
@@ -177,6 +184,13 @@ class Session:
         with self._starting:
             if self._live is None:
                 self._live = self.client.start_async()
+                # At the end of the process another thread would stop it, whose greenlets are
+                # others; and nothing is lost with the session.
+                atexit.unregister(self.client.handler.stop)
+        if self._greenlets and now() - self._used > AWAY:
+            # Its greenlets slept while this thread did other things: let them see what came.
+            self.client.handler.sleep_func(0.02)
+        self._used = now()
         if not self._live.is_set():
             self._live.wait(max(0.0, until - now()) / 2)  # leave time for the answer
         if not self.client.connected:
@@ -219,6 +233,17 @@ _MEANING = {
     "NoAuthError": "permission denied: the nodes belong to another user",
     "AuthFailedError": "it refused the user and password",
 }
+
+
+def _handler() -> Any:
+    """What kazoo runs on: threads, or the greenlets of whoever has patched the sockets."""
+    gevent: Any = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("socket"):
+        return needs("kazoo.handlers.gevent", "zookeeper").SequentialGeventHandler()
+    eventlet: Any = sys.modules.get("eventlet.patcher")
+    if eventlet is not None and eventlet.is_monkey_patched("socket"):
+        return needs("kazoo.handlers.eventlet", "zookeeper").SequentialEventletHandler()
+    return needs("kazoo.handlers.threading", "zookeeper").SequentialThreadingHandler()
 
 
 def _access(addresses: Addresses) -> dict[str, Any]:
