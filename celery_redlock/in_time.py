@@ -79,9 +79,13 @@ class _Call(Generic[T]):
             if self._take_turn():
                 raise OutOfTime
             self._answered.acquire()  # it came just now
-        if self._error is not None:
-            raise self._error
-        return cast(T, self._result)
+        if self._error is None:
+            return cast(T, self._result)
+        error, self._error = self._error, None
+        try:
+            raise error
+        finally:
+            del error  # with its traceback it would keep itself alive, and every caller's frame
 
     def _undo(self) -> None:
         if self._too_late is not None:

@@ -57,7 +57,7 @@ class QueueLock:
     @property
     def first_ttl(self) -> float:
         """Its life in seconds until the message is known to be out."""
-        first, least = min(FIRST_TTL, self.ttl / 2), self.coordinator.capabilities.min_ttl
+        first, least = min(FIRST_TTL, self.ttl / 4), self.coordinator.capabilities.min_ttl
         return first if first > least else min(self.ttl, 1.5 * least)
 
     def grant(self, key: str) -> Grant:
@@ -195,12 +195,12 @@ def reserve(
 def _settled(conflict: Conflict, first_ttl: float) -> bool:
     """Whether the lock is known to be held by a message that is out.
 
-    One that has less than its first life left and is younger than that has not been confirmed.
+    One with no more than its first life left, which is young besides, has not been kept yet.
     """
     holder, left = conflict.holder, conflict.retry_after
     if holder is None or left is None or left > first_ttl:
         return True
-    return time.time() - holder.since >= first_ttl
+    return time.time() - holder.since >= 1.5 * first_ttl  # it can't have been left as it was
 
 
 def _take_from(lock: QueueLock, held: Held) -> None:

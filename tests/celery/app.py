@@ -6,6 +6,8 @@ from typing import Any
 
 from celery import Celery
 
+from celery_redlock import Locks
+
 CONFIG = "CELERY_REDLOCK_TESTS_CONFIG"  # the environment variable that carries it, as JSON
 
 
@@ -15,6 +17,14 @@ def make_app(config: dict[str, Any]) -> Celery:
     app.conf.update(config)
     app.loader.import_default_modules()
     return app
+
+
+def close_app(app: Celery) -> None:
+    """Close every connection that a producer's application has made."""
+    Locks.for_app(app).close()
+    app.backend.result_consumer.stop()  # its subscription is not among what its client closes
+    app.backend.client.close()
+    app.close()
 
 
 if CONFIG in os.environ:  # in a worker: ``celery -A tests.celery.app worker``

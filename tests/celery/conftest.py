@@ -8,8 +8,7 @@ is pytest-celery's own setup on the same processes.
 import pytest
 from pytest_celery import CeleryTestBackend, CeleryTestBroker
 
-from celery_redlock import Locks
-from tests.celery.app import make_app
+from tests.celery.app import close_app, make_app
 from tests.celery.containers import LocalWorker, ProcessContainer
 from tests.celery.journal import Journal
 from tests.celery.processes import Beat, Worker
@@ -44,9 +43,7 @@ def app(config):
     """The application as a producer sees it."""
     app = make_app(config)
     yield app
-    Locks.for_app(app).close()
-    app.backend.client.close()
-    app.close()
+    close_app(app)
 
 
 @pytest.fixture

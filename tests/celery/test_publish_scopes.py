@@ -1,5 +1,8 @@
 """Until when a call is unique, and every way in which a queued task can end: real workers."""
 
+import contextlib
+import os
+import signal
 import time
 
 import pytest
@@ -105,10 +108,8 @@ def test_every_end_of_a_body_frees_the_lock(app, worker, journal, how):
     worker()
     first = tasks.ends.delay(how)
     if how != "ignore":
-        try:
+        with contextlib.suppress(ValueError, Reject):
             first.get(timeout=10)
-        except (ValueError, Reject):
-            pass
     journal.wait_for("start")
     wait_until_free(app, tasks.ends, how)
     second = tasks.ends.delay(how)
@@ -197,9 +198,6 @@ def test_a_child_that_is_killed(app, worker, journal):
     first = tasks.until_executed.delay("a")
     pid = journal.wait_for("start")[0]["pid"]
     assert pid in running.children
-    import os
-    import signal
-
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(Exception, match="SIGKILL"):
         first.get(timeout=15)
