@@ -197,11 +197,14 @@ class EtcdCoordinator:
         revisions, or to a new cluster that starts with low ones.  It is never lowered.
 
         Args:
-            floor: the highest token that any resource has seen, 0 or more.
+            floor: the highest token that any resource has seen, from 0 to 2**62.
 
         Raises:
             CoordinatorUnavailable: it could not be done, or somebody else raises it too.
+            ImproperlyConfigured: ``floor`` is out of range.
         """
+        if not 0 <= floor <= 2**62:  # it is added to a number that grows for ever
+            raise ImproperlyConfigured(f"floor={floor!r}: must be from 0 to 2**62")
         budget, name = self._budget(), self._floor_name
         with self._errors_mapped():
             found = self._gateway.call("kv/range", {"key": binary(name)}, budget).body

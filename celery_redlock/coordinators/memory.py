@@ -12,6 +12,7 @@ from celery_redlock.coordinators.aftermath import MEMORY
 from celery_redlock.coordinators.base import Capabilities, Conflict, Finding, Grant, Held, Holder
 from celery_redlock.coordinators.notes import HandedOver
 from celery_redlock.coordinators.urls import CoordinatorSettings
+from celery_redlock.exceptions import ImproperlyConfigured
 from celery_redlock.fencing import FencingToken
 
 __all__ = ["MemoryCoordinator", "from_urls"]
@@ -130,7 +131,13 @@ class MemoryCoordinator:
         return time.time()
 
     def raise_floor(self, floor: int) -> int:
-        """Make every token from now on higher than ``floor``; the floor that is in force."""
+        """Make every token from now on higher than ``floor``; the floor that is in force.
+
+        Raises:
+            ImproperlyConfigured: ``floor`` is not from 0 to 2**62.
+        """
+        if not 0 <= floor <= 2**62:
+            raise ImproperlyConfigured(f"floor={floor!r}: must be from 0 to 2**62")
         with self._mutex:
             self._floor = max(self._floor, floor)
             return self._floor

@@ -176,11 +176,14 @@ class ZooKeeperCoordinator:
         lock that is held keeps its token.
 
         Args:
-            floor: the highest token that any resource has seen, 0 or more.
+            floor: the highest token that any resource has seen, from 0 to 2**62.
 
         Raises:
             CoordinatorUnavailable: it could not be done, or somebody else raises it too.
+            ImproperlyConfigured: ``floor`` is out of range.
         """
+        if not 0 <= floor <= 2**62:  # it is added to a number that grows for ever
+            raise ImproperlyConfigured(f"floor={floor!r}: must be from 0 to 2**62")
         session, path, until = self._sessions.get(), self._paths.floor, self._until()
         found = session.read(path, until, latest=True)
         before = Floor.of(found)

@@ -14,7 +14,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from celery_redlock import events, signals
 from celery_redlock.conf import APPLICATION_ONLY
-from celery_redlock.coordinators.base import Capabilities
+from celery_redlock.coordinators.base import Aftermath, Capabilities, Failure
 from celery_redlock.coordinators.urls import CoordinatorSettings, from_urls
 from celery_redlock.options import LockOptions
 
@@ -35,6 +35,14 @@ _COORDINATORS: tuple[tuple[tuple[str, ...], bool], ...] = (
     (("sqlite:///locks.sqlite3",), True),
     (("memory://",), True),
 )
+
+_FAILURES: dict[Failure, str] = {
+    "pause": "the holder is frozen for longer than the ttl",
+    "failover": "a server is lost, another takes its place",
+    "amnesia": "a server restarts without its data",
+    "clock_jump": "a server's wall clock is set",
+    "partition": "a part can't be reached",
+}
 
 _SETTINGS = {
     "coordinators": (
@@ -128,19 +136,44 @@ def guarantees() -> Iterator[str]:
 
 
 def _guarantee(urls: tuple[str, ...], *, fenced: bool) -> tuple[str, ...]:
-    kind: Capabilities = from_urls(urls, CoordinatorSettings(fenced=fenced)).capabilities
-    name = kind.name
-    if len(urls) > 1:
-        name += ", durable nodes" if fenced else ", nodes not durable"
+    kind = _capabilities(urls, fenced=fenced)
     use = "tests only" if kind.tests_only else "yes" if kind.fencing else "refused"
     return (
-        name,
+        _name(urls, fenced=fenced),
         kind.exclusion,
         *("yes" if yes else "no" for yes in (kind.fencing, kind.survives_failover)),
         "yes" if kind.survives_restart else "no",
         f"{kind.min_ttl:.2g}",
         use,
     )
+
+
+def _capabilities(urls: tuple[str, ...], *, fenced: bool) -> Capabilities:
+    return from_urls(urls, CoordinatorSettings(fenced=fenced)).capabilities
+
+
+def _name(urls: tuple[str, ...], *, fenced: bool) -> str:
+    name = _capabilities(urls, fenced=fenced).name
+    if len(urls) > 1:
+        name += ", durable nodes" if fenced else ", nodes not durable"
+    return name
+
+
+def after_failures() -> Iterator[str]:
+    """What is left of each coordinator's promises after each kind of failure."""
+    rows = []
+    for urls, fenced in _COORDINATORS:
+        able = _capabilities(urls, fenced=fenced)
+        cells = [_left(able.after[failure], fencing=able.fencing) for failure in _FAILURES]
+        rows.append((_name(urls, fenced=fenced), *cells))
+    return table(("coordinator", *_FAILURES.values()), rows)
+
+
+def _left(after: Aftermath, *, fencing: bool) -> str:
+    lock = "exclusion kept" if after.exclusion else "exclusion **lost**"
+    token = "the token rises" if after.order else "the token **may go back**"
+    said = f"{lock}, {token if fencing else 'no token'}"
+    return f"{said} ({after.when})" if after.when else said
 
 
 def all_events() -> Iterator[str]:
@@ -163,6 +196,7 @@ _TABLES = {
     "options": options,
     "settings": settings,
     "guarantees": guarantees,
+    "after-failures": after_failures,
     "events": all_events,
     "event-fields": event_fields,
 }

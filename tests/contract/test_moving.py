@@ -115,11 +115,21 @@ def test_servers_without_tokens_have_no_floor(connect, shared_ports):
         connect(ALONE, shared_ports(ALONE)).raise_floor(5)
 
 
-@pytest.mark.parametrize("floor", [-1, 2**53 - 1])
-def test_a_floor_that_redis_cannot_count_to_is_refused(connect, shared_ports, floor):
+@pytest.mark.parametrize("floor", [-1, 2**63])
+@every_target
+def test_a_floor_out_of_range_is_refused(target, floor):
+    """The message says what is allowed, and tokens are given as before."""
+    before = take(target)
+    target.release(before)
+    with pytest.raises(ImproperlyConfigured, match=rf"floor={floor}: must be from 0 to"):
+        target.raise_floor(floor)
+    assert take(target).fencing_token - before.fencing_token < AHEAD
+
+
+def test_a_floor_that_redis_cannot_count_to_is_refused(connect, shared_ports):
     """The message says up to where its numbers are exact."""
     with pytest.raises(ImproperlyConfigured, match=r"from 0 to 2\*\*53 - 2"):
-        connect(THREE, shared_ports(THREE)).raise_floor(floor)
+        connect(THREE, shared_ports(THREE)).raise_floor(2**53 - 1)
 
 
 def test_a_redlock_raises_its_floor_only_if_every_server_answers(servers, connect):
