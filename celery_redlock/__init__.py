@@ -11,6 +11,7 @@ from celery_redlock.exceptions import (
     StaleTokenError,
 )
 from celery_redlock.fencing import FencingToken
+from celery_redlock.installed import install
 from celery_redlock.lease import Lease
 from celery_redlock.lock import current_lease
 from celery_redlock.locks import Locks
@@ -36,4 +37,5 @@ __all__ = [
     "Skipped",
     "StaleTokenError",
     "current_lease",
+    "install",
 ]

@@ -6,6 +6,7 @@ there.  It is wrapped on the application itself, so other applications are left 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from celery_redlock.exceptions import ImproperlyConfigured
@@ -15,7 +16,7 @@ from celery_redlock.revoked import say_when_revoked
 from celery_redlock.subjects import subject_of
 from celery_redlock.unrun import DecodeErrors
 
-__all__ = ["watch_publishes"]
+__all__ = ["on_watched", "watch_publishes"]
 
 # The positional parameters of Celery's own, after the first three.
 _POSITIONAL = (
@@ -29,6 +30,9 @@ _POSITIONAL = (
     "expires",
 )
 _MARK = "_celery_redlock_publishes"
+
+on_watched: list[Callable[[Any], object]] = []
+"""Called with each application whose publishes are watched, once."""
 
 
 def watch_publishes(app: Any) -> None:
@@ -62,6 +66,8 @@ def watch_publishes(app: Any) -> None:
     app.send_task = send_task
     say_when_revoked(app)
     app.steps["consumer"].add(DecodeErrors)
+    for prepare in on_watched:
+        prepare(app)
 
 
 Locks.on_made.append(watch_publishes)

@@ -93,7 +93,7 @@ def subject_of(app: Any, name: str, task_type: Any) -> Subject | None:
             app.finalize(auto=True)  # waits for another thread that has just begun it
         task = app._tasks.get(name)  # noqa: SLF001 - app.tasks would finalize the app
     if task is not None:
-        return Subject(name, task) if hasattr(task.__class__, "_lock_error") else None
+        return Subject(name, task) if "_lock_error" in vars(task.__class__) else None
     conf = app.conf
     if conf.get("redlock_tasks") or conf.get("redlock_queues"):
         return Subject(name)

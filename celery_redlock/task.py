@@ -31,7 +31,7 @@ from celery_redlock.options import LockOptions
 from celery_redlock.publish import HEADER, call_options, options_in, with_header
 from celery_redlock.run import run_locked
 
-__all__ = ["LockedTask"]
+__all__ = ["LockedTask", "coordinator_of", "error_of", "hide_token"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +62,10 @@ class LockedTask(Task):
         super().on_bound(app)
         if cls.name.startswith("celery."):
             return
-        guardian.install(app, _coordinator_of)
+        guardian.install(app, coordinator_of)
         again = "_lock_error" in vars(cls)
-        cls._lock_error = _error_of(cls)
-        _hide_token(cls)
+        cls._lock_error = error_of(cls)
+        hide_token(cls)
         watch_publishes(app)
         if _is_home_of(app, cls) and again and cls._lock_error:
             raise ImproperlyConfigured(cls._lock_error)
@@ -180,7 +180,7 @@ class LockedTask(Task):
             raise ImproperlyConfigured(self._lock_error)
 
 
-def _coordinator_of(app: Any, named: Any) -> Coordinator:
+def coordinator_of(app: Any, named: Any) -> Coordinator:
     """The coordinator that a child has named to its guardian."""
     name, mode = named
     return Locks.for_app(app).coordinator(name, mode)
@@ -200,7 +200,7 @@ def _is_home_of(app: Any, cls: type[LockedTask]) -> bool:
     return _homes.setdefault(body, weakref.ref(app))() is app
 
 
-def _error_of(cls: type[LockedTask]) -> str | None:
+def error_of(cls: type[LockedTask]) -> str | None:
     """What is wrong with a task's own options, as far as the task alone shows it."""
     try:
         level = task_level(cls)
@@ -213,7 +213,7 @@ def _error_of(cls: type[LockedTask]) -> str | None:
     return unfenceable(cls) if options.mode == "correctness" else None
 
 
-def _hide_token(cls: type[LockedTask]) -> None:
+def hide_token(cls: type[LockedTask]) -> None:
     """Let Celery's check of a call's arguments not ask for the token, which we fill in."""
     header = vars(cls).get("__header__")
     signature = run_signature(cls)
