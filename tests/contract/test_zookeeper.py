@@ -16,7 +16,7 @@ from celery_redlock.coordinators import Conflict, CoordinatorSettings, Grant, Ho
 from celery_redlock.coordinators.zookeeper_clock import FRESH, Seen, Stamp
 from celery_redlock.coordinators.zookeeper_nodes import Content, Paths
 from celery_redlock.exceptions import CoordinatorUnavailable, ImproperlyConfigured
-from localservers import Proxy, ZooKeeper, zookeeper_ensemble
+from localservers import Certificates, Proxy, ZooKeeper, free_port, zookeeper_ensemble
 
 ME = Holder(task="shop.pay", pid=42)
 
@@ -407,6 +407,54 @@ def test_a_users_locks_are_closed_to_others(locks, client, zookeeper, chroot):
     assert ours.release(grant) is True
     assert "error" not in {finding.level for finding in ours.check()}
     assert "hunter2" not in f"{ours!r} {ours.check()} {caught.value!r} {found}"
+
+
+class EncryptedZooKeeper(ZooKeeper):
+    """A server that speaks TLS on its port, asks clients for a certificate, and has a plain port."""
+
+    def prepare(self):
+        """Make the certificates, and ask for them."""
+        super().prepare()
+        self.plain = free_port()
+        self.certificates = made = Certificates.make(self.folder)
+        both = self.folder / "both.pem"
+        both.write_text(made.key.read_text() + made.certificate.read_text())
+        settings = self.folder / "zoo.cfg"
+        lines = settings.read_text().replace(
+            f"clientPort={self.port}\nclientPortAddress",
+            f"secureClientPort={self.port}\nsecureClientPortAddress=127.0.0.1\n"
+            f"clientPort={self.plain}\nclientPortAddress",
+        )
+        lines += "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n"
+        lines += f"ssl.keyStore.location={both}\nssl.keyStore.type=PEM\nssl.clientAuth=need\n"
+        lines += f"ssl.trustStore.location={made.authority}\nssl.trustStore.type=PEM\n"
+        settings.write_text(lines)
+
+    def ready(self):
+        """Whether it serves, asked at its plain port."""
+        encrypted, self.port = self.port, self.plain
+        try:
+            return super().ready()
+        finally:
+            self.port = encrypted
+
+
+def test_certificates_are_used_and_checked(servers, client):
+    """With the right files it works; without the authority nobody gets in."""
+    server = servers.start(EncryptedZooKeeper)
+    files = server.certificates
+    address = f"zookeeper://127.0.0.1:{server.port}"
+    own = f"cert={files.certificate}&key={files.key}"
+    locks = from_urls(f"{address}?ca={files.authority}&{own}", CoordinatorSettings())
+    blind = from_urls(f"{address}?{own}", CoordinatorSettings())
+    try:
+        assert locks.release(patiently(lambda: take(locks))) is True
+        assert "error" not in {finding.level for finding in locks.check()}
+        with pytest.raises(CoordinatorUnavailable, match="not connected"):
+            take(blind)
+    finally:
+        locks.close()
+        blind.close()
 
 
 def test_servers_of_two_ensembles_are_an_error(servers, zookeeper, client):
