@@ -1,9 +1,11 @@
 """The services that grant locks: one protocol, one module for each kind."""
 
 from celery_redlock.coordinators.base import (
+    Aftermath,
     Capabilities,
     Conflict,
     Coordinator,
+    Failure,
     Finding,
     Grant,
     Held,
@@ -12,10 +14,12 @@ from celery_redlock.coordinators.base import (
 from celery_redlock.coordinators.urls import CoordinatorSettings, from_urls, without_password
 
 __all__ = [
+    "Aftermath",
     "Capabilities",
     "Conflict",
     "Coordinator",
     "CoordinatorSettings",
+    "Failure",
     "Finding",
     "Grant",
     "Held",

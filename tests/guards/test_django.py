@@ -17,7 +17,7 @@ django_site.set_up()
 from django import test as django_test  # noqa: E402 -- Django must be set up first
 from django.core.management import call_command  # noqa: E402
 from django.db import connections, transaction  # noqa: E402
-from django.db.utils import OperationalError, ProgrammingError  # noqa: E402
+from django.db.utils import DatabaseError, OperationalError, ProgrammingError  # noqa: E402
 
 from celery_redlock.exceptions import ImproperlyConfigured, StaleTokenError  # noqa: E402
 from celery_redlock.fencing import FencingToken, FencingTokens  # noqa: E402
@@ -197,6 +197,25 @@ def test_the_token_of_several_locks_claims_them_all(alias):
     ):
         write(alias, 555)
     assert (read(alias), fences(alias)) == (90, {LOCK: 5, "account:8": 3})
+
+
+READ_ONLY = {
+    "default": "pragma query_only = {}",
+    "postgres": "set default_transaction_read_only = {}",
+    "mariadb": "set session transaction read {}",
+}
+
+
+def test_a_read_only_database_refuses_the_claim(alias):
+    """Its own error says so, and neither fence nor data is written."""
+    on, off = ("only", "write") if alias == "mariadb" else ("on", "off")
+    execute(alias, READ_ONLY[alias].format(on))
+    try:
+        with pytest.raises(DatabaseError, match=r"(?i)read.?only"), fenced(token(5), using=alias):
+            write(alias, 555)
+    finally:
+        execute(alias, READ_ONLY[alias].format(off))
+    assert (read(alias), fences(alias)) == (100, {})
 
 
 def test_a_claim_outside_a_transaction_is_refused(alias):

@@ -17,7 +17,7 @@ FENCE = re.compile(r"^```(?:python|py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 NAME = re.compile(r"\b(re)?(?:d?lock)_([a-z_]*[a-z])\b(?!\()")
 # Not options, though their names begin like one.
-OTHERS = {"fence", "name", "timeout"}
+OTHERS = {"fence", "locks", "name", "timeout"}
 
 
 def title(page):
