@@ -13,7 +13,7 @@ pytestmark = pytest.mark.config(
     redlock_reschedule_delay=1,
 )
 
-FORMS = [
+FORMS: list[tuple] = [
     (tasks.keyword_only, (7,), {}, []),
     (tasks.keyword_only, (), {"account": 7}, []),
     (tasks.in_front, (7,), {}, [5]),
