@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from celery_redlock import clock, events, pool_child
 from celery_redlock.coordinators.base import Conflict, Coordinator, Grant, Holder
 from celery_redlock.events import Sink
-from celery_redlock.exceptions import CoordinatorUnavailable
+from celery_redlock.exceptions import CoordinatorUnavailable, LockLost
 from celery_redlock.interrupt import shielded
 from celery_redlock.lease import Lease
 from celery_redlock.notices import NoticeOptions
@@ -126,6 +126,21 @@ class Session:
         token = self.hold.lease.fencing_token
         claimant.tell(events.Acquired, fencing_token=token, waited=waited)
         return None
+
+    def lost_error(self) -> LockLost:
+        """What a body ends with that is stopped now because its lock was lost."""
+        if self.hold is None:
+            return LockLost(", ".join(self.claimant.keys))
+        lease = self.hold.lease
+        if not lease.lost:  # the signal came from the guardian, and the watchdog hasn't run since
+            self.hold.lose("the guardian saw that it was not renewed in time")
+        return LockLost(lease.key, lease.fencing_token, lease.lost_because)
+
+    def is_told_lost(self) -> bool:
+        """Whether the guardian has seen that a lock was lost; it signals when it has."""
+        if self.hold is None:
+            return False
+        return any(pool_child.is_lost(grant.owner) for grant in self.hold.lease.grants)
 
     def give_back(self) -> None:
         """Give the locks back, whatever interrupts it.  Never raises on its own."""

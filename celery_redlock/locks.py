@@ -8,16 +8,18 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from celery_redlock import pool_child
 from celery_redlock.bodies import TOKEN, run_signature, task_level, unfenceable
 from celery_redlock.conf import NAMES, Settings
 from celery_redlock.coordinators.base import Coordinator, Holder
 from celery_redlock.coordinators.urls import CoordinatorSettings, Kind, from_urls
 from celery_redlock.exceptions import ImproperlyConfigured, LockNotAcquired
 from celery_redlock.in_time import helpers
+from celery_redlock.interrupt import Interruptible
 from celery_redlock.keys import KeyMaker, explicit_name
 from celery_redlock.lease import Lease
 from celery_redlock.lock import Claimant, Session, boot_nonce, entered
@@ -216,7 +218,8 @@ class Locks:
         """Hold a lock for the time of a ``with`` block, outside of any task.
 
         Leaving the block never raises because of the lock: look at ``lease.lost``, or call
-        ``lease.check()``, where it matters.
+        ``lease.check()``, where it matters.  With ``on_lost="abort"`` the block is stopped when
+        the lock is lost, as a task's body is, and ends with ``LockLost``.
 
         Args:
             key: the lock's name as it is, or several names; a task's ``lock_key`` of the same
@@ -228,6 +231,7 @@ class Locks:
         Raises:
             LockNotAcquired: somebody else holds it, also after ``wait`` seconds.
             CoordinatorUnavailable: nobody can say.
+            LockLost: with ``on_lost="abort"``, the lock was lost and the block was stopped.
             ImproperlyConfigured: an option can't be used.
         """
         given = (key,) if isinstance(key, str) else tuple(key)
@@ -237,7 +241,13 @@ class Locks:
         level = Level("Locks.lock", {"on_lost": "flag", **options})
         chosen = LockOptions.layered(level, self.settings.app_level)
         coordinator = self._fitting(chosen, f"lock {', '.join(names)!r}")
-        claimant = Claimant(coordinator, names, chosen, self.holder(task=task), self.sink)
+        if chosen.on_lost == "kill" and not pool_child.is_looked_after():
+            raise ImproperlyConfigured(
+                "on_lost='kill' (Locks.lock): only the main process of a prefork worker kills, and "
+                "only its own children; use 'abort' or 'flag' here"
+            )
+        holder = self.holder(task=task)
+        claimant = Claimant(coordinator, names, chosen, holder, self.sink, _guard(chosen))
         with _held(claimant) as lease:
             yield lease
 
@@ -245,14 +255,16 @@ class Locks:
 @contextmanager
 def _held(claimant: Claimant) -> Iterator[Lease]:
     session = Session(claimant)
+    stops = claimant.options.on_lost != "flag"
+    body = Interruptible(session.lost_error, session.is_told_lost)
     try:
-        conflict = session.take(claimant.options.wait)
+        conflict = session.take(claimant.options.wait, (lambda _: body.fire()) if stops else None)
         if conflict is not None or session.hold is None:
             holder = conflict.holder.to_dict() if conflict and conflict.holder else None
             raise LockNotAcquired(
                 ", ".join(claimant.keys), holder, conflict.retry_after if conflict else None
             )
-        with entered(session.hold.lease) as lease:
+        with entered(session.hold.lease) as lease, body.block() if stops else nullcontext():
             yield lease
     finally:
         session.give_back()

@@ -21,6 +21,7 @@ __all__ = [
     "Hotline",
     "announce",
     "finish",
+    "is_looked_after",
     "is_lost",
     "is_stopped",
     "note",
@@ -149,6 +150,11 @@ def announce(key: str, owner: str, options: NoticeOptions) -> bool:
     if board.period > options.ttl / 4 and _hotline is not None:
         _hotline.kick()
     return True
+
+
+def is_looked_after() -> bool:
+    """Whether a guardian looks after this process."""
+    return _here.open_board() is not None
 
 
 def note(grant: Grant) -> None:

@@ -11,7 +11,7 @@ from celery import Task
 from celery.exceptions import Ignore
 from celery.states import REVOKED
 
-from celery_redlock import events, pool_child
+from celery_redlock import events
 from celery_redlock.attempt import Attempt, Body
 from celery_redlock.beat_marks import sent_twice
 from celery_redlock.coordinators.base import Conflict, Holder
@@ -109,7 +109,7 @@ def _first_of_this_slot(attempt: Attempt) -> Conflict | None:
 def _under_lock(attempt: Attempt, place: Place) -> Any:
     """Take the locks, run the body, and give the locks back."""
     session, options = Session(attempt.claimant), attempt.plan.options
-    interruptible = Interruptible(lambda: _stopped(attempt, session), lambda: _told_lost(session))
+    interruptible = Interruptible(lambda: _stopped(attempt, session), session.is_told_lost)
     stop = interruptible.fire if options.on_lost != "flag" else _leave_running
     try:
         try:
@@ -237,22 +237,9 @@ def _leave_running() -> None:
 
 def _stopped(attempt: Attempt, session: Session) -> LockLost:
     """What an interrupted body ends with; tells everybody that it was stopped."""
-    hold = session.hold
-    if hold is None:
-        return LockLost(", ".join(session.claimant.keys))
-    lease = hold.lease
-    if not lease.lost:  # the signal came from the guardian, and the watchdog hasn't run since
-        hold.lose("the guardian saw that it was not renewed in time")
-    error = LockLost(lease.key, lease.fencing_token, lease.lost_because)
+    error = session.lost_error()
     _aborted(attempt, error)
     return error
-
-
-def _told_lost(session: Session) -> bool:
-    """Whether the guardian has seen that a lock was lost; asked when it sends a signal."""
-    if session.hold is None:
-        return False
-    return any(pool_child.is_lost(grant.owner) for grant in session.hold.lease.grants)
 
 
 def _aborted(attempt: Attempt, exc: LockLost) -> None:
