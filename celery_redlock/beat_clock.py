@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 
 from celery_redlock import clock
-from celery_redlock.coordinators.base import Coordinator
+from celery_redlock.coordinators.base import Coordinator, TellsTime
 
 __all__ = ["CoordinatorClock"]
 
@@ -28,7 +28,9 @@ class CoordinatorClock:
 
     def __init__(self, coordinator: Coordinator) -> None:
         """Ask nothing yet."""
-        self._read: Callable[[], float] = getattr(coordinator, "server_time", time.time)
+        self._read: Callable[[], float] = time.time
+        if isinstance(coordinator, TellsTime):
+            self._read = coordinator.server_time
         self._step: float = getattr(coordinator, "server_time_step", 0.001)
         self._bounds: tuple[float, float] | None = None
         self._read_at = 0.0

@@ -14,6 +14,7 @@ from celery_redlock.fencing import FencingToken
 
 __all__ = ["Aftermath", "Capabilities", "Conflict", "Coordinator", "Failure", "Finding"]
 __all__ += ["Grant", "Held", "Holder"]
+__all__ += ["TellsTime"]
 
 Failure = Literal["pause", "failover", "amnesia", "clock_jump", "partition"]
 """What can go wrong: the holder is frozen for longer than the ttl; a server is lost for good and
@@ -249,3 +250,18 @@ class Coordinator(Protocol):
 
     def close(self) -> None:
         """Let go of connections; the coordinator may be used again afterwards."""
+
+
+@runtime_checkable
+class TellsTime(Protocol):
+    """A coordinator that also tells the wall clock that it goes by.
+
+    One whose clock shows whole seconds only says so with ``server_time_step = 1.0``.
+    """
+
+    def server_time(self) -> float:
+        """The wall clock, in seconds since the epoch.
+
+        Raises:
+            CoordinatorUnavailable: nobody can say.
+        """

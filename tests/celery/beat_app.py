@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from tests.celery.app import CONFIG, make_app
 CLOCK = "BEAT_TESTS_CLOCK"
 """Names a file that holds how many seconds this beat's clock is wrong."""
 FAILURE = "BEAT_TESTS_FAILURE"
-"""``raise``: the second publish fails; ``die``: the process dies right after it."""
+"""``raise``: the second publish fails; ``die``: the process is killed right after it;
+``stop``: it is asked to end then."""
 
 
 def prepare(app):
@@ -39,6 +42,9 @@ def failing_once(publish, how):
         result = publish(*args, **options)
         if len(tried) == 2 and how == "die":
             os._exit(9)
+        if len(tried) == 2 and how == "stop":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)  # a handler that is there has been called by now
         return result
 
     return send_task
