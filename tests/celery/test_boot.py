@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -21,9 +22,17 @@ from tests.celery.app import CONFIG
 from tests.celery.processes import _ROOT
 
 
+def alone(name):
+    """An application without the shared tasks of other test modules."""
+    app = Celery(name, broker="memory://", set_as_current=False)
+    for shared in [task for task in app.tasks if not task.startswith("celery.")]:
+        app.tasks.unregister(shared)
+    return app
+
+
 def boots(urls, *, mode="correctness", **settings):
     """What a worker of an application with one task does at boot: the exit status, or None."""
-    app = Celery("boots", broker="memory://", set_as_current=False)
+    app = alone("boots")
     app.conf.update(redlock_coordinators={"default": urls}, redlock_mode=mode, **settings)
 
     @app.task(shared=False, base=LockedTask, name="shop.pay")
@@ -86,6 +95,24 @@ def test_durable_servers_are_fine(valkey_3, said):
             assert admin.keys("*") == []
 
 
+@pytest.mark.parametrize("kind", ["etcd", "zookeeper", "postgres", "mariadb"])
+def test_sound_servers_of_every_kind_are_fine(kind, request, said, monkeypatch):
+    """The worker starts, and no thread or connection is left that its children would inherit."""
+    url = request.getfixturevalue(kind).url
+    if kind in {"postgres", "mariadb"}:
+        engine = create_engine(url)
+        create_all(engine)
+        engine.dispose()
+    monkeypatch.setattr(boot, "PATIENCE", 30.0)  # the machine may be busy
+    before = set(threading.enumerate())
+    assert boots(url, redlock_node_timeout=1.0) is None
+    assert said("CRITICAL") == ""
+    assert "was not checked" not in said("WARNING")
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5.0)  # what is being closed may take a moment
+        assert not thread.is_alive(), thread
+
+
 def test_a_replica_and_a_server_named_twice_stop_correctness(servers, said):
     """Both are mistakes in the configuration, which no patience mends."""
     cluster = servers.start(valkey_cluster, 3)
@@ -143,7 +170,7 @@ def test_a_database_without_its_table_stops_correctness(tmp_path, said):
 @pytest.fixture
 def shop():
     """An application with locks in memory, for mistakes in its tasks."""
-    app = Celery("shop", broker="memory://", set_as_current=False)
+    app = alone("shop")
     app.conf.redlock_coordinators = {"default": "memory://boot"}
     return app
 

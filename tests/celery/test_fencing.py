@@ -82,10 +82,15 @@ def test_the_queue_gives_the_mode_and_asks_for_the_parameter(app, running):
     stranger.close()
 
 
-def test_two_opposite_transfers_never_deadlock(app, running, journal):
-    """Twenty of them, both ways at once: one at a time, and each has both tokens, ever higher."""
+@pytest.mark.parametrize("wait", [0, 20])
+def test_two_opposite_transfers_never_deadlock(app, running, journal, wait):
+    """Twenty of them, both ways at once: one at a time, and each has tokens of its own for both.
+
+    Without a wait the second comes back later; with one it waits in its slot.
+    """
     journal.open_gate("transfer", times=40)
-    results = [tasks.transfer.delay(*pair) for pair in [(7, 8), (8, 7)] * 10]
+    pairs = [(7, 8), (8, 7)] * 10
+    results = [tasks.transfer.apply_async(pair, lock={"wait": wait}) for pair in pairs]
     seen = [result.get(timeout=90) for result in results]
     assert journal.most_at_once() == 1
     assert {tuple(tokens) for tokens in seen} == {("account:7", "account:8")}

@@ -108,3 +108,28 @@ def test_opposite_transfers_at_once_neither_deadlock_nor_lose(bank):
     assert failed == []
     assert bank.balance(7) + bank.balance(8) == 100
     assert fences(bank.engine) == {"account:7": 40, "account:8": 40}
+
+
+@pytest.mark.parametrize("database_url", ["postgres", "mariadb"], indirect=True)
+def test_claims_in_opposite_orders_deadlock(bank):
+    """The control: one at a time and unsorted, two transactions wait for each other."""
+    both_have_one = threading.Barrier(2)
+    ended = {}
+
+    def move(*order):
+        try:
+            with bank.engine.begin() as connection:
+                claim(connection, order[0])
+                both_have_one.wait(30)
+                claim(connection, order[1])
+            ended[order[0].lock] = "well"
+        except sa.exc.OperationalError as exc:
+            ended[order[0].lock] = "deadlock" if "deadlock" in str(exc).lower() else str(exc)
+
+    first, second = tokens(5, 3).tokens
+    threads = [threading.Thread(target=move, args=o) for o in [(first, second), (second, first)]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(ended.values()) == ["deadlock", "well"]
