@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import secrets
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +20,7 @@ from celery_redlock.coordinators.zookeeper_nodes import Content, Paths
 from celery_redlock.exceptions import CoordinatorUnavailable, ImproperlyConfigured
 from localservers import Certificates, Proxy, ZooKeeper, free_port, zookeeper_ensemble
 
+ROOT = Path(__file__).parents[2]
 ME = Holder(task="shop.pay", pid=42)
 
 
@@ -439,22 +442,36 @@ class EncryptedZooKeeper(ZooKeeper):
             self.port = encrypted
 
 
-def test_certificates_are_used_and_checked(servers, client):
+BLIND = """
+import sys
+from celery_redlock.coordinators import CoordinatorSettings, Holder, from_urls
+from_urls(sys.argv[1], CoordinatorSettings()).acquire("k", "o", 60.0, Holder())
+"""
+
+
+def test_certificates_are_used_and_checked(servers):
     """With the right files it works; without the authority nobody gets in."""
     server = servers.start(EncryptedZooKeeper)
     files = server.certificates
     address = f"zookeeper://127.0.0.1:{server.port}"
     own = f"cert={files.certificate}&key={files.key}"
     locks = from_urls(f"{address}?ca={files.authority}&{own}", CoordinatorSettings())
-    blind = from_urls(f"{address}?{own}", CoordinatorSettings())
     try:
         assert locks.release(patiently(lambda: take(locks))) is True
         assert "error" not in {finding.level for finding in locks.check()}
-        with pytest.raises(CoordinatorUnavailable, match="not connected"):
-            take(blind)
     finally:
         locks.close()
-        blind.close()
+    # In a process of its own: kazoo leaves the socket of a failed handshake to the collector.
+    blind = subprocess.run(
+        [sys.executable, "-c", BLIND, f"{address}?{own}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "CERTIFICATE_VERIFY_FAILED" in blind.stderr
+    assert "CoordinatorUnavailable" in blind.stderr
 
 
 def test_servers_of_two_ensembles_are_an_error(servers, zookeeper, client):
