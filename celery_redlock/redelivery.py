@@ -20,10 +20,11 @@ from celery.states import READY_STATES, REVOKED, SUCCESS
 
 from celery_redlock.attempt import Attempt
 from celery_redlock.clock import now
-from celery_redlock.coordinators.base import Conflict, Coordinator, Grant
+from celery_redlock.coordinators.base import Conflict, Coordinator, Grant, Held
 from celery_redlock.exceptions import CoordinatorUnavailable
 from celery_redlock.interrupt import shielded
 from celery_redlock.keys import explicit_name
+from celery_redlock.lock import new_owner
 from celery_redlock.locks import Locks
 from celery_redlock.publish import header_of
 
@@ -142,10 +143,12 @@ def remove_signs(attempt: Attempt) -> None:
     """Take back what was left for this message."""
     if _results_tell(attempt):
         return
-    coordinator, until = _coordinator(attempt), now() + SIGN_LIFE
+    coordinator = _coordinator(attempt)
     for name in (_copy_name(attempt), _done_name(attempt)):
         try:
-            coordinator.release(Grant(name, attempt.request.id, SIGN_LIFE, until))
+            held = coordinator.inspect(name)
+            if held is not None:
+                coordinator.release(_grant(held))
         except CoordinatorUnavailable as exc:
             logger.debug("sign %r is left to its ttl: %s", name, exc)
 
@@ -166,11 +169,16 @@ def _coordinator(attempt: Attempt) -> Coordinator:
 def _sign(attempt: Attempt, name: str, seconds: float) -> None:
     coordinator, life = _coordinator(attempt), SIGN_LIFE + seconds
     try:
-        found = coordinator.acquire(name, attempt.request.id, life, attempt.claimant.holder)
-        if isinstance(found, Grant):
-            coordinator.extend(found, life)  # it may have been there before
+        held = coordinator.inspect(name)
+        if held is None or coordinator.extend(_grant(held), life) is None:
+            coordinator.acquire(name, new_owner(), life, attempt.claimant.holder)
     except CoordinatorUnavailable as exc:
         logger.warning("%s may be run again although it has been done: %s", attempt.named, exc)
+
+
+def _grant(held: Held) -> Grant:
+    """Whoever has left a sign: it is no lock, so any delivery may renew it or take it away."""
+    return Grant(held.key, held.owner, held.ttl_left, now() + held.ttl_left)
 
 
 def _is_signed(attempt: Attempt, name: str) -> bool:
