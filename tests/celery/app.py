@@ -22,8 +22,9 @@ def make_app(config: dict[str, Any]) -> Celery:
 def close_app(app: Celery) -> None:
     """Close every connection that a producer's application has made."""
     Locks.for_app(app).close()
-    app.backend.result_consumer.stop()  # its subscription is not among what its client closes
-    app.backend.client.close()
+    # What the client closes is neither its subscriptions nor its pool.
+    app.backend.result_consumer.stop()
+    app.backend.client.connection_pool.disconnect()
     app.close()
 
 
