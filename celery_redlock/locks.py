@@ -101,6 +101,8 @@ class Locks:
             return known[1]
         locks = cls(app)
         app.__dict__["_celery_redlock"] = (seen, locks)
+        if known is not None:
+            known[1].let_go()
         for prepare in cls.on_made:
             prepare(app)
         return locks
@@ -204,6 +206,10 @@ class Locks:
         What is still being said in the background may be said first, for a second at most.
         """
         helpers().drain(1.0)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of the calling thread's connections at once."""
         for coordinator in self._coordinators.values():
             coordinator.close()
 

@@ -77,7 +77,9 @@ def test_a_burst_from_two_processes_runs_once(app, config, running, journal):
     running()
     calls = [[tasks.until_executed.name, ["a"], {}]] * 25
     processes = [publish(calls, 5, config, subprocess.Popen) for _ in range(2)]
-    answers = [one for process in processes for one in json.loads(process.communicate(timeout=60)[0])]
+    answers = [
+        one for process in processes for one in json.loads(process.communicate(timeout=60)[0])
+    ]
     assert all(process.returncode == 0 for process in processes)
     assert len(answers) == 50
     assert len({task_id for task_id, _ in answers}) == 1
@@ -177,9 +179,10 @@ def test_raise_names_the_living_task(app):
         tasks.raises.delay("a")
     assert caught.value.task_id == first.id
     assert caught.value.holder["id"] == first.id
-    assert caught.value.key == Locks.for_app(app).plan(tasks.raises, None, None).keys.names(
-        ("a",), {}
-    )[0]
+    assert (
+        caught.value.key
+        == Locks.for_app(app).plan(tasks.raises, None, None).keys.names(("a",), {})[0]
+    )
 
 
 def test_replace_takes_the_place_of_the_one_that_waits(app, running, journal):
