@@ -31,12 +31,12 @@ from celery_redlock.exceptions import CoordinatorUnavailable, LockLost
 from celery_redlock.lock import Claimant, Session, new_owner
 from celery_redlock.options import LockOptions
 
-__all__ = ["Claim", "Register", "Settled", "name_of"]
+__all__ = ["CLAIM_TTL", "Claim", "Register", "Settled", "name_of"]
 
 logger = logging.getLogger(__name__)
 
 CLAIM_TTL = 2.0
-"""Seconds after which the claim of a beat that died is over."""
+"""Seconds after which the claim of a beat that died is over, unless slots follow closely."""
 LONGEST_CLAIM = 60.0  # seconds that one publish may hold up the other beats
 _WRITES = 5  # tries to write down a slot whose message is out
 _PAUSE = 0.1
@@ -141,7 +141,9 @@ class Claim:
         entry: the entry's name.
         holder: this beat.
         decide: what is due, given the last slot and the present instant.
-        keep: seconds for which a slot is remembered.
+        keep: for how long a slot is remembered.
+        ttl: seconds after which the claim of a beat that died is over, if the coordinator can
+            do that.
     """
 
     coordinator: Coordinator
@@ -150,6 +152,7 @@ class Claim:
     holder: Holder
     decide: Callable[[datetime | None, datetime], Due]
     keep: Callable[[Due], timedelta]
+    ttl: float = CLAIM_TTL
 
     def settle(self, publish: Callable[[datetime], Any]) -> Settled:
         """Send what is due, unless another beat does or has done so.
@@ -219,7 +222,7 @@ class Claim:
         )
 
     def _claimant(self) -> Claimant:
-        ttl = max(CLAIM_TTL, 4 * self.coordinator.capabilities.min_ttl)
+        ttl = max(self.ttl, 2.5 * self.coordinator.capabilities.min_ttl)
         options = LockOptions(ttl=ttl, on_lost="flag", max_hold=max(LONGEST_CLAIM, ttl))
         return Claimant(self.coordinator, (name_of(self.entry),), options, self.holder, _nobody)
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery_redlock import events
-from celery_redlock.beat_claims import Claim, Register, Settled
+from celery_redlock.beat_claims import CLAIM_TTL, Claim, Register, Settled
 from celery_redlock.beat_clock import CoordinatorClock
 from celery_redlock.beat_slots import Due, aware, due_slots, is_interval, newest_instant
 from celery_redlock.coordinators.base import Coordinator
@@ -104,7 +104,9 @@ class Claims:
             return min(longest, max(_REMEMBERED, gap * 2))
 
         holder = self._locks.holder(task=entry.task)
-        claim = Claim(self._coordinator, self._clock, entry.name, holder, decide, keep)
+        claim = Claim(
+            self._coordinator, self._clock, entry.name, holder, decide, keep, _claim_ttl(plan)
+        )
         settled = claim.settle(publish)
         self._look_at_clocks(entry)
         if settled.due.restart:
@@ -200,6 +202,12 @@ class Claims:
             )
         else:
             logger.warning("this beat's clock agrees with the lock servers' again")
+
+
+def _claim_ttl(plan: Any) -> float:
+    """A claim is over within a tick of an interval, so that a death in it makes no longer gap."""
+    every = plan.run_every.total_seconds() if is_interval(plan) else CLAIM_TTL
+    return min(CLAIM_TTL, max(1.0, every))
 
 
 def _wall(entry: Any) -> datetime:
