@@ -28,6 +28,7 @@ def config(_valkey, _valkey_3):
         "include": ["tests.celery.canvas_tasks"],
         "redlock_coordinators": {"default": _valkey_3.urls},
         "redlock_prefix": "canvas",
+        "redlock_node_timeout": 0.3,
     }
 
 

@@ -17,7 +17,7 @@ from tests.celery import block_tasks as tasks
 
 SOON = 20.0
 LONG = 60.0
-pytestmark = pytest.mark.config(include=["tests.celery.block_tasks"])
+pytestmark = pytest.mark.config(include=["tests.celery.block_tasks"], redlock_node_timeout=0.3)
 
 
 def coordinator_of(app):
@@ -106,7 +106,7 @@ def test_a_block_that_has_ended_is_left_alone(app):
 
 def test_a_block_is_not_stopped_unless_asked(app):
     """By default only the lease says so, and leaving the block raises nothing."""
-    with Locks.for_app(app).lock("k", ttl=1) as lease:
+    with Locks.for_app(app).lock("k", ttl=2) as lease:
         take_away(app, "k")
         end = now() + SOON
         while not lease.lost:

@@ -45,6 +45,7 @@ class Scene:
             "tests_journal": store.url_as("", None, 2),
             "include": ["tests.celery.matrix_tasks"],
             "redlock_coordinators": {"default": locks.urls},
+            "redlock_node_timeout": 0.3,  # the machine may be busy, and that is not the point here
             "task_default_queue": f"q{uuid.uuid4().hex[:8]}",
             "worker_prefetch_multiplier": 1,
             **config,

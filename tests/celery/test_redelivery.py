@@ -21,6 +21,7 @@ pytestmark = pytest.mark.config(
     broker_transport_options=TRANSPORT,
     redlock_visibility_heartbeat=False,
     worker_prefetch_multiplier=1,
+    redlock_node_timeout=0.3,
 )
 
 

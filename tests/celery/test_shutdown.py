@@ -17,7 +17,7 @@ from tests.celery import shutdown_tasks as tasks
 
 SOON = 20.0
 TRANSPORT = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
-pytestmark = pytest.mark.config(include=["tests.celery.shutdown_tasks"])
+pytestmark = pytest.mark.config(include=["tests.celery.shutdown_tasks"], redlock_node_timeout=0.3)
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])

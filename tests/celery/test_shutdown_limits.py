@@ -15,7 +15,7 @@ from tests.celery import limit_tasks as tasks
 
 SOON = 20.0
 TASKS = 200
-pytestmark = pytest.mark.config(include=["tests.celery.limit_tasks"])
+pytestmark = pytest.mark.config(include=["tests.celery.limit_tasks"], redlock_node_timeout=0.3)
 
 
 @pytest.fixture

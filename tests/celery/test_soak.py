@@ -47,6 +47,7 @@ def config(request, config, tmp_path):
         "worker_prefetch_multiplier": 1,
         "tests_log": str(tmp_path / "log"),
         "redlock_prefix": "soak",
+        "redlock_node_timeout": 0.3,
     }
 
 

@@ -14,7 +14,9 @@ from tests.celery import waiting_tasks as tasks
 SOON = 30.0
 TRANSPORT = {"visibility_timeout": 4}
 pytestmark = pytest.mark.config(
-    include=["tests.celery.waiting_tasks"], broker_transport_options=TRANSPORT
+    include=["tests.celery.waiting_tasks"],
+    broker_transport_options=TRANSPORT,
+    redlock_node_timeout=0.3,
 )
 
 
