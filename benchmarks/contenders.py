@@ -214,6 +214,70 @@ def key_making(_urls: Sequence[str]) -> Cycle:
     return lambda key: maker.names((42, key), {"options": options})
 
 
+def key_of_scalars(_urls: Sequence[str]) -> Cycle:
+    """The name of a lock, from three scalar arguments."""
+    from celery_redlock.keys import KeyMaker
+
+    def body(account_id: int, day: str, ratio: float = 0.5) -> None:
+        """What most tasks take."""
+
+    maker = KeyMaker("shop.tasks.build_report", inspect.signature(body))
+    return lambda key: maker.names((42, key), {"ratio": 0.25})
+
+
+def _publisher(urls: Sequence[str], **options: Any) -> Cycle:
+    """A producer: the first url is the broker, the others are lock servers."""
+    from celery import Celery
+
+    app = Celery("bench", broker=urls[0])
+    app.conf.update(
+        redlock_coordinators={"default": list(urls[1:])},
+        redlock_node_timeout=NODE_TIMEOUT,
+        task_ignore_result=True,
+    )
+
+    @app.task(name="bench.task", **options)
+    def task(number: int) -> None:
+        """Is only published."""
+
+    numbers = count()
+    return lambda key: task.delay(next(numbers))
+
+
+def publish(urls: Sequence[str]) -> Cycle:
+    """A plain Celery task."""
+    return _publisher(urls)
+
+
+def publish_locked(urls: Sequence[str]) -> Cycle:
+    """A task that takes its lock when it runs."""
+    from celery_redlock import LockedTask
+
+    return _publisher(urls, base=LockedTask)
+
+
+def publish_unique(urls: Sequence[str]) -> Cycle:
+    """A task that takes a queue lock before it is published."""
+    from celery_redlock import LockedTask
+
+    return _publisher(urls, base=LockedTask, lock_scope="until_executing")
+
+
+def acquire(urls: Sequence[str]) -> Cycle:
+    """One acquire of a lock that nobody has, and nothing else: one parallel round trip."""
+    from celery_redlock.coordinators import CoordinatorSettings, Holder, from_urls
+
+    settings = CoordinatorSettings(
+        prefix="bench", node_timeout=NODE_TIMEOUT, max_ttl=60.0, kind="queue"
+    )
+    coordinator = from_urls(list(urls[1:]), settings)
+    holder = Holder(task="bench", id=secrets.token_hex(16), host="here", pid=os.getpid())
+    numbers = count()
+    return lambda key: coordinator.acquire(
+        f"alone {next(numbers)}", secrets.token_hex(16), 5.0, holder
+    )
+
+
 KINDS: dict[str, Callable[[Sequence[str]], Cycle]] = {
     kind.__name__: kind
     for kind in (
@@ -226,6 +290,11 @@ KINDS: dict[str, Callable[[Sequence[str]], Cycle]] = {
         pottery,
         raw,
         key_making,
+        key_of_scalars,
+        publish,
+        publish_locked,
+        publish_unique,
+        acquire,
     )
 }
 

@@ -149,15 +149,33 @@ def _on_majority(nodes: Cluster[Valkey]) -> list[Contender]:
     return [each for each in _on_five(nodes) if each.label != REDIS_PY_ONE]
 
 
+def publishing(effort: Effort) -> Iterator[Result]:
+    """What a lock costs a producer: one broker, five lock servers."""
+    with servers(1, durable=False) as broker, servers(5, durable=False) as nodes:
+        urls = [*broker.urls, *nodes.urls]
+        contenders = [
+            _ours("plain task", "publish", urls),
+            _ours("locked task", "publish_locked", urls),
+            _ours("locked task with a queue lock", "publish_unique", urls),
+            _ours("one acquire on five nodes", "acquire", urls),
+        ]
+        samples = in_turns(contenders, effort.rounds, effort.cycles)
+    yield Result("publishing a task", samples)
+
+
 def keys(effort: Effort) -> Iterator[Result]:
-    """The name of a lock from four arguments, one of them a dict."""
-    samples = in_turns([_ours("lock name", "key_making", [])], effort.rounds, effort.cycles)
+    """The name of a lock from four arguments, one of them a dict; and from three scalars."""
+    contenders = [
+        _ours("lock name", "key_making", []),
+        _ours("lock name of three scalars", "key_of_scalars", []),
+    ]
+    samples = in_turns(contenders, effort.rounds, effort.cycles)
     yield Result("making the lock's name from a call's arguments", samples)
 
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
-    for scenario in (keys, one_node, five_nodes, token, one_stopped, two_dead)
+    for scenario in (keys, publishing, one_node, five_nodes, token, one_stopped, two_dead)
 }
 
 
