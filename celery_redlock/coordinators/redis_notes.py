@@ -24,6 +24,10 @@ from celery_redlock.quorum import Drift, majority
 
 __all__ = ["hand_over", "leave"]
 
+_as_json = json.JSONEncoder(
+    separators=(",", ":")
+).encode  # made once: json.dumps makes one each time
+
 
 def leave(
     channel: Channel, names: Names, key: str, owner: str, note: bytes, number: int, ttl: float
@@ -57,7 +61,7 @@ def hand_over(
         CoordinatorUnavailable: too few servers answered.
     """
     keys = names.lock(grant.key), names.note(grant.key)
-    facts = json.dumps(holder.to_dict(), separators=(",", ":"))
+    facts = _as_json(holder.to_dict())
     alone = "1" if len(channel.nodes) == 1 else "0"
     started = now()
     command = HAND_OVER.call(
