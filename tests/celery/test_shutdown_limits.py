@@ -14,7 +14,7 @@ from localservers import Proxy, valkey_cluster
 from tests.celery import limit_tasks as tasks
 
 SOON = 20.0
-TASKS = 200
+TASKS = 200  # in as many processes
 pytestmark = pytest.mark.config(include=["tests.celery.limit_tasks"], redlock_node_timeout=0.3)
 
 
