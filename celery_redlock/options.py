@@ -307,6 +307,11 @@ def _check_pairs(out: dict[str, Any], source: _Source) -> None:
             f"{says('on_unavailable')}: must be 'reschedule' or 'raise' beside {says('mode')}, "
             "where a body never runs without its lock"
         )
+    if out["scope"] == "until_expired" and out["on_duplicate"] == "keep_latest":
+        raise ImproperlyConfigured(
+            f"{says('on_duplicate')}: makes no sense beside {says('scope')}, where no end of a "
+            "run gives the lock back for the next one; use 'until_executed'"
+        )
     if out["renew_interval"] * 2 > out["ttl"]:
         raise ImproperlyConfigured(
             f"{says('renew_interval')}: must be {out['ttl'] / 2:g} or less beside {says('ttl')}, "

@@ -21,6 +21,8 @@ from celery_redlock.uniqueness import QUEUE_SCOPES, QueueLock
 
 __all__ = ["Publication"]
 
+_NOBODY_YET = "-"  # in the place of an owner that is chosen later
+
 
 class Publication:
     """One call of ``send_task``.
@@ -124,7 +126,7 @@ class Publication:
     ) -> Ticket | None:
         """The ticket of the queue lock; None where the message goes out without one."""
         coordinator = self._locks.coordinator(plan.options.coordinator, "efficiency", "queue")
-        lock = QueueLock(coordinator, names, new_owner(), self._life(plan.options))
+        lock = QueueLock(coordinator, names, _NOBODY_YET, self._life(plan.options))
         ticket = Ticket(
             self._task_id,
             names,
@@ -139,6 +141,7 @@ class Publication:
         if line is not None and behind:
             header["behind"] = True
             if line.holds(names):  # it gets the lock of the task that sends it, at its end
+                ticket = replace(ticket, owner=new_owner())
                 self._inherits = line, ticket
                 return ticket
         queue = header.get("queue")

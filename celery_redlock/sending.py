@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from celery.utils.iso8601 import parse_iso8601
+from celery.utils.time import maybe_iso8601
 
 __all__ = ["is_promised", "life_in_queue", "surely_not_sent"]
 
@@ -59,7 +59,7 @@ def _seconds_until(app: Any, when: Any) -> float | None:
     """Seconds until a time as Celery takes it: a number, a datetime or its ISO text."""
     if when is None or isinstance(when, (int, float)):
         return when
-    instant = parse_iso8601(when) if isinstance(when, str) else when
+    instant = maybe_iso8601(when)
     if not isinstance(instant, datetime):
         return None
     present = app.now()

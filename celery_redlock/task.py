@@ -131,7 +131,9 @@ class LockedTask(Task):
         headers = self._headers(headers, lock, args, kwargs)
         if not self.name.startswith("celery."):
             Locks.for_app(self.app).plan(self, None, options_in(headers[HEADER]))
-        return super().apply(args, kwargs, *positional, headers=headers, **options)
+        result = super().apply(args, kwargs, *positional, headers=headers, **options)
+        result.duplicate = False  # it has run here: nothing is folded away without a queue
+        return result
 
     def retry(
         self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any
