@@ -132,10 +132,7 @@ def pottery(urls: Sequence[str]) -> Cycle:
     from redis.retry import Retry
 
     patience = {"socket_timeout": NODE_TIMEOUT, "socket_connect_timeout": NODE_TIMEOUT}
-    masters = {
-        redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **patience)  # type: ignore[arg-type]
-        for url in urls
-    }
+    masters = {redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **patience) for url in urls}
 
     def cycle(key: str) -> None:
         lock = Redlock(key=key, masters=masters, auto_release_time=TTL)

@@ -26,7 +26,7 @@ def python_with(package: str) -> Path:
     done = folder / "installed"
     if not done.exists() or done.read_text() != PINNED[package]:
         venv.create(folder, clear=True, with_pip=True)
-        command = [python, "-m", "pip", "install", "--quiet", PINNED[package]]
+        command = [str(python), "-m", "pip", "install", "--quiet", PINNED[package]]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode:
             raise NoEnvironment(f"pip could not install {PINNED[package]}:\n{answer.stderr}")

@@ -2,7 +2,7 @@
 
 import pytest
 from celery.signals import before_task_publish
-from kombu import Exchange, Queue
+from kombu.entity import Exchange, Queue
 
 from celery_redlock import ImproperlyConfigured, Locks
 from tests.celery import queue_tasks as tasks

@@ -52,7 +52,7 @@ def compete(coordinator: RedlockCoordinator, history: History) -> None:
         try:
             answer = coordinator.acquire(KEY, owner(), 20.0, ME)
             if isinstance(answer, Grant):
-                history.grants.append((asked, now(), int(answer.fencing_token)))
+                history.grants.append((asked, now(), int(answer.fencing_token or 0)))
                 history.ended.wait(chance.uniform(0, 0.004))
                 coordinator.release(answer)
         except CoordinatorUnavailable:
@@ -139,7 +139,7 @@ def test_without_faults_contenders_get_it_one_at_a_time(made):
             if isinstance(answer, Grant):
                 inside.append(answer.owner)
                 overlaps.append(len(inside))
-                history.grants.append((0.0, 0.0, int(answer.fencing_token)))
+                history.grants.append((0.0, 0.0, int(answer.fencing_token or 0)))
                 inside.remove(answer.owner)
                 assert coordinator.release(answer)
             if len(history.grants) >= 100:

@@ -260,10 +260,10 @@ def _reply_steps(
                 yield ("hears", number, where, other), _decide(rules, world_now, number)
     elif slot.lifting == ANSWERED:
         token = attempt.target if slot.lifted else 0
-        heard = _with_slot(place, number, slot._replace(lifting=HEARD, token=token))
+        lifted = _with_slot(place, number, slot._replace(lifting=HEARD, token=token))
         yield (
             ("hears of the raise", number, where),
-            _decide(rules, _with_place(world, where, heard), number),
+            _decide(rules, _with_place(world, where, lifted), number),
         )
 
 

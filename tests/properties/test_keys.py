@@ -118,7 +118,7 @@ CARRIED = {
     "pickle": anything,
     "yaml": nested(scalars | dates | st.sets(st.integers() | st.text()), odd_keys),
     "msgpack": nested(
-        scalars | st.sampled_from([*Level, *Size]) | st.binary().map(memoryview),
+        scalars | st.sampled_from([*Level, *Size]) | st.binary().map(lambda data: memoryview(data)),
         st.text() | st.binary(),
     ),
 }

@@ -59,6 +59,7 @@ class Server:
     def call(self, what: str, owner: str, value: Any, epoch: str = EPOCH) -> Any:
         """One call, answered in the model's words."""
         names = self.names
+        keys: tuple[str, ...]
         lock, grave, counter = names.lock("k"), names.grave("k", owner), names.counter("k")
         if what == "acquire":
             keys = (lock, grave, counter, names.highest, names.epoch, names.resting)

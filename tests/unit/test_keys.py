@@ -330,7 +330,7 @@ class TestRefusedValues:
             ({object(): 1}, "[a object]", "is of type object"),
             ({frozenset([1j])}, "{…}{…}", "is of type complex"),
             (Order(1, [object()]), "['lines'][0]", "is of type object"),
-            ((i for i in ()), "", "is of type generator"),
+            ((letter for letter in ""), "", "is of type generator"),
             (Order, "", "is a class, not a value"),
             (Wrapped, "", "is a class, not a value"),
             (Failing(), "", "and to ask it for its data raised RuntimeError"),
