@@ -64,7 +64,9 @@ def published(config, valkey, valkey_3):
 
         with valkey.client() as client:
             client.delete("special")
-            t.apply_async((next(numbers),), queue="special", lock=None if call is None else {name: call})
+            t.apply_async(
+                (next(numbers),), queue="special", lock=None if call is None else {name: call}
+            )
             message = json.loads(client.lpop("special"))
         header = message["headers"][HEADER]
         assert header["queue"] == "special"
