@@ -25,9 +25,12 @@ from celery_redlock.places import place_here
 @pytest.fixture(autouse=True)
 def no_foreign_code():
     """Nothing of other libraries runs in between, which an interrupt of a trial could hit."""
+    gc.collect()
+    gc.disable()
     callbacks, gc.callbacks[:] = gc.callbacks[:], []
     yield
     gc.callbacks[:] = callbacks
+    gc.enable()
 
 
 class Leaky(Interruptible):
