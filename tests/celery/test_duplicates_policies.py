@@ -185,6 +185,32 @@ def test_raise_names_the_living_task(app):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+@pytest.mark.parametrize("state", ["SUCCESS", "FAILURE", "REVOKED"])
+def test_a_task_that_has_ended_answers_for_nobody(app, state):
+    """Its lock was left behind: it is taken from it, and the call is published."""
+    app.backend.store_result("ended", ValueError("x") if state != "SUCCESS" else "x", state)
+    locks, task = Locks.for_app(app), app.tasks[tasks.until_executed.name]
+    key = locks.plan(task, None, None).keys.names(("a",), {})[0]
+    coordinator = locks.coordinator("default", "efficiency", "queue")
+    coordinator.acquire(key, "its-owner", 600.0, locks.holder(task=task.name, id="ended"))
+    result = task.delay("a")
+    assert result.duplicate is False
+    assert result.id != "ended"
+    assert coordinator.inspect(key).holder.id == result.id
+    assert task.delay("a").id == result.id
+
+
+def test_a_lock_that_belongs_to_no_task_is_nobodys_answer(app, caplog):
+    """Nobody could wait for its result, so the call is published, loudly."""
+    locks, task = Locks.for_app(app), app.tasks[tasks.until_executed.name]
+    key = locks.plan(task, None, None).keys.names(("a",), {})[0]
+    coordinator = locks.coordinator("default", "efficiency", "queue")
+    coordinator.acquire(key, "its-owner", 600.0, locks.holder())
+    assert task.delay("a").duplicate is False
+    assert "held by no task" in caplog.text
+
+
 def test_replace_takes_the_place_of_the_one_that_waits(app, running, journal):
     """The queued one ends as REVOKED, the newest one runs, also if nobody heard the revoke."""
     results = [tasks.replaces.delay("a", value=value) for value in range(3)]

@@ -180,3 +180,19 @@ def gather(results):
 def plain(self, name):
     """A task that takes no lock of its own."""
     return _body(self, name)
+
+
+@shared_task(
+    base=LockedTask, bind=True, lock_scope="until_executed", lock_key=["one:{a}", "one:{b}"]
+)
+def has_two_keys(self, a, b):
+    """Is unique in two things at once."""
+    return _body(self, f"{a}{b}")
+
+
+@shared_task
+def sends(name, count):
+    """Publishes a unique task several times."""
+    for _ in range(count):
+        result = until_executed.delay(name)
+        record("sent", id=result.id, duplicate=result.duplicate)
