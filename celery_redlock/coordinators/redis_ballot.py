@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from celery_redlock.clock import now
 from celery_redlock.coordinators.redis_channel import Channel, Reply, Silence
 from celery_redlock.coordinators.redis_wire import ErrorReply
-from celery_redlock.quorum import Round, Verdict, Vote, behind, judge, majority
+from celery_redlock.quorum import Round, Verdict, Vote, judge, majority
 
-__all__ = ["Ballot", "Outcome", "Record", "Requests", "order"]
+__all__ = ["Ballot", "Outcome", "Record", "Request", "order"]
 
 _NOTHING = Silence("nothing was heard")
 # Answers of a server that must be asked again what it is: another role, state or set of rights.
@@ -30,6 +30,7 @@ class Record:
         holder: the holder as it is stored, JSON.
         token: the fencing token; 0 if there is none.
         exact: the servers that store exactly :meth:`value` if they store anything, by number.
+        natively: whether it was asked for by a command that looks at no grave.
         unseen: the servers whose answer to a request that may have taken the lock was not
             seen, by number, each with the serial number of the connection that it went over.
         channel: the channel that all of it went over.
@@ -38,6 +39,7 @@ class Record:
     holder: str
     token: int = 0
     exact: frozenset[int] = frozenset()
+    natively: bool = False
     unseen: Mapping[int, int] = field(default_factory=dict)
     channel: Channel | None = None
 
@@ -47,7 +49,8 @@ class Record:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In another process none of the connections is the same.
-        return Record, (self.holder, self.token, self.exact, dict(self.unseen), None)
+        unseen = dict(self.unseen)
+        return Record, (self.holder, self.token, self.exact, self.natively, unseen, None)
 
 
 class Outcome(NamedTuple):
@@ -66,8 +69,18 @@ class Outcome(NamedTuple):
     said: Mapping[int, Any]
 
 
-Requests = Iterable[tuple[bytes, Sequence[int]]]
-"""Commands, each with the servers that it is for."""
+class Request(NamedTuple):
+    """A command, and the servers that it is for.
+
+    Attributes:
+        command: packed.
+        numbers: of the servers.
+        tag: comes back with each answer.
+    """
+
+    command: bytes
+    numbers: Iterable[int]
+    tag: Any = None
 
 
 def order(channel: Channel, instant: float) -> tuple[list[int], list[int]]:
@@ -87,18 +100,16 @@ class Ballot:
     Args:
         channel: where it is asked; :meth:`Channel.begin` has been called.
         this: what is fixed in the round.
-        ask: makes the commands for some servers, each with those that it is for.
+        ask: makes the requests for some servers.
         read: makes a vote of a server's answer.
-        lift: makes the command that raises the lock's token on a server; None if not fenced.
     """
 
     def __init__(
         self,
         channel: Channel,
         this: Round,
-        ask: Callable[[Sequence[int]], Requests],
+        ask: Callable[[Sequence[int]], Iterable[Request]],
         read: Callable[[Any], Vote],
-        lift: Callable[[int], bytes] | None = None,
     ) -> None:
         """Nobody has been asked yet."""
         self.channel = channel
@@ -106,10 +117,9 @@ class Ballot:
         self.votes: dict[int, Vote] = {}
         self.said: dict[int, Any] = {}
         self.verdict = Verdict("open")
-        self._ask, self._read, self._lift = ask, read, lift
+        self._ask, self._read = ask, read
         self._need = majority(this.nodes)
         self._spare: Sequence[int] = ()
-        self._lifting: set[int] = set()
         self._to_hear = 0
 
     def hold(self, enough: Callable[[Ballot], bool]) -> Verdict:
@@ -121,7 +131,7 @@ class Ballot:
         first, self._spare = order(self.channel, self.round.started)
         self._call(first)
         for reply in self.channel.replies():
-            self._count(reply)
+            self.count(reply)
             if self._spare and self._hopes() < self._need:
                 self._call(self._spare)
                 self._spare = ()
@@ -131,9 +141,25 @@ class Ballot:
             self.verdict = judge(self.round, self.votes, now(), self.verdict.target)
             if self.verdict.state == "won" or (self.verdict.state == "lost" and enough(self)):
                 break
-            if self._lift and self.verdict.target:
-                self._lift_laggards(self._lift)
+            if self.verdict.target:
+                self.raise_laggards()
         return self.verdict
+
+    def count(self, reply: Reply) -> None:
+        """Take one answer in."""
+        self._to_hear -= 1
+        answer = self.said[reply.node] = reply.value
+        if not isinstance(answer, str):
+            self.channel.nodes[reply.node].recover()
+            self.votes[reply.node] = self._read(answer)
+            return
+        self.votes[reply.node] = Vote("failed")
+        if isinstance(answer, ErrorReply) and answer.code in _UNFIT:
+            self.channel.dismiss(reply.node, answer)
+
+    def raise_laggards(self) -> None:
+        """Have the servers behind the verdict's target raised to it."""
+        raise NotImplementedError("this round gets no fencing token")
 
     def outcome(self) -> Outcome:
         """What a round that was won has come to."""
@@ -149,34 +175,8 @@ class Ballot:
 
     def _call(self, numbers: Sequence[int]) -> None:
         self._to_hear += len(numbers)
-        for command, group in self._ask(numbers):
-            self.channel.send(group, command)
-
-    def _count(self, reply: Reply) -> None:
-        if reply.tag == "lift":
-            self._count_lifted(reply)
-            return
-        self._to_hear -= 1
-        answer = self.said[reply.node] = reply.value
-        if not isinstance(answer, str):
-            self.channel.nodes[reply.node].recover()
-            self.votes[reply.node] = self._read(answer)
-            return
-        self.votes[reply.node] = Vote("failed")
-        if isinstance(answer, ErrorReply) and answer.code in _UNFIT:
-            self.channel.dismiss(reply.node, answer)
+        for command, group, tag in self._ask(numbers):
+            self.channel.send(group, command, tag)
 
     def _hopes(self) -> int:
         return self._to_hear + sum(vote.says == "yes" for vote in self.votes.values())
-
-    def _lift_laggards(self, lift: Callable[[int], bytes]) -> None:
-        laggards = set(behind(self.votes, self.verdict.target)) - self._lifting
-        if laggards:
-            self._lifting |= laggards
-            self.channel.send(laggards, lift(self.verdict.target), "lift")
-
-    def _count_lifted(self, reply: Reply) -> None:
-        if reply.value == 1:
-            self.votes[reply.node] = Vote("yes", self.verdict.target)
-        else:
-            self.votes[reply.node] = Vote("failed")

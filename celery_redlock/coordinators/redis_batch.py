@@ -103,7 +103,7 @@ def _ask(
     commands: dict[int, list[bytes]] = {number: [] for number in numbers}
     for renewal in renewals:
         ask = prolonging(channel, names, renewal.grant, renewal.round.ttl, keeping.longest)
-        for command, group in ask(numbers):
+        for command, group, _ in ask(numbers):
             for number in group:
                 commands[number].append(command)
     for number in numbers:

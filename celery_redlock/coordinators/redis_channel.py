@@ -257,11 +257,11 @@ class Channel:
         both = selectors.EVENT_READ | selectors.EVENT_WRITE
         self._selector.modify(link.socket, both, number)
 
-    def _forget(self, number: int, link: Link) -> None:
+    def _forget(self, number: int, link: Link, *, abort: bool = False) -> None:
         self.links[number] = None
         link.node.identity = None
         self._selector.unregister(link.socket)
-        link.close()
+        link.close(abort=abort)
 
     def _drop(self, number: int, reason: str) -> None:
         """Close a connection that failed; what it owes to this round is lost."""
@@ -269,7 +269,7 @@ class Channel:
         link = self.links[number]
         if link is None:
             return
-        self._forget(number, link)
+        self._forget(number, link, abort=True)
         self._lost += [
             Reply(number, expected.tag, Silence(reason))
             for expected in (*link.due, *link.queued)

@@ -11,7 +11,10 @@ from celery_redlock.coordinators.redis_wire import pack, pack_words
 
 __all__ = ["ACQUIRE", "EXTEND", "HAND_OVER", "HEAL", "LEAVE", "LOAD_SCRIPTS", "MARK", "RAISE"]
 __all__ += ["RELEASE", "SCRIPTS"]
-__all__ += ["Kind", "Names", "Script", "milliseconds"]
+__all__ += ["NOBODY", "Kind", "Names", "Script", "milliseconds"]
+
+NOBODY = "-"
+"""The owner of a lock that is kept from everybody for a moment, by ``release.lua``."""
 
 Kind = Literal["lock", "queue"]
 """A run lock, or a queue lock: two locks of one name that don't exclude each other."""

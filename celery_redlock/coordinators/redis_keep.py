@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Grant
-from celery_redlock.coordinators.redis_ballot import Ballot, Outcome, Record, Requests, order
+from celery_redlock.coordinators.redis_ballot import Ballot, Outcome, Record, Request, order
 from celery_redlock.coordinators.redis_channel import Channel, Silence
 from celery_redlock.coordinators.redis_commands import EXTEND, HEAL, RELEASE, Names, milliseconds
 from celery_redlock.coordinators.redis_node import Facts
@@ -18,6 +18,8 @@ from celery_redlock.quorum import Round, Vote, majority
 
 __all__ = ["Keeping", "extend", "prolonging", "read_extend", "refused", "release", "renewed"]
 __all__ += ["unavailable"]
+
+_LATEST = 1000  # ms after which an acquire that is under way has arrived, or never will
 
 
 class Keeping(NamedTuple):
@@ -80,18 +82,18 @@ def renewed(
 
 def prolonging(
     channel: Channel, names: Names, grant: Grant, ttl: float, longest: float
-) -> Callable[[Sequence[int]], Requests]:
+) -> Callable[[Sequence[int]], Iterable[Request]]:
     """What makes the commands that prolong a grant, natively where that can be."""
     name, life = names.lock(grant.key), milliseconds(ttl)
     record: Record | None = grant.record
 
-    def ask(numbers: Sequence[int]) -> Requests:
+    def ask(numbers: Sequence[int]) -> Iterable[Request]:
         native, others = _natively(channel, record, numbers, _extends)
         if native and record is not None:
             value = record.value(grant.owner)
-            yield pack("SET", name, value, "IFEQ", value, "PX", life), native
+            yield Request(pack("SET", name, value, "IFEQ", value, "PX", life), native)
         if others:
-            yield EXTEND.call((name,), grant.owner, life, milliseconds(longest)), others
+            yield Request(EXTEND.call((name,), grant.owner, life, milliseconds(longest)), others)
 
     return ask
 
@@ -193,10 +195,10 @@ def release(channel: Channel, names: Names, grant: Grant) -> bool:
     """
     channel.begin(tidy=False)
     first, spare = order(channel, now())
-    for command, numbers in _giving(channel, names, grant, first):
+    for command, numbers, _ in _giving(channel, names, grant, first):
         channel.send(numbers, command)
     for number in spare:  # what can't be sent now is owed
-        for command, _ in _giving(channel, names, grant, [number]):
+        for command, _, _ in _giving(channel, names, grant, [number]):
             channel.post(number, command)
         _owe(channel, names, grant, number)
     return _count_released(channel, names, grant)
@@ -224,7 +226,9 @@ def _count_released(channel: Channel, names: Names, grant: Grant) -> bool:
     )
 
 
-def _giving(channel: Channel, names: Names, grant: Grant, numbers: Sequence[int]) -> Requests:
+def _giving(
+    channel: Channel, names: Names, grant: Grant, numbers: Sequence[int]
+) -> Iterable[Request]:
     record: Record | None = grant.record
     native, others = _natively(channel, record, numbers, _releases)
     if record is not None and native:
@@ -232,21 +236,20 @@ def _giving(channel: Channel, names: Names, grant: Grant, numbers: Sequence[int]
     followed = [number for number in others if _follows(channel, record, number)]
     if followed:
         keys = names.lock(grant.key), names.grave(grant.key, grant.owner)
-        yield RELEASE.call(keys, grant.owner, 0), followed
-    buried = [number for number in others if number not in followed]
-    if buried:
-        yield _bury(names, grant), buried
+        yield Request(RELEASE.call(keys, grant.owner, 0), followed)
+    for number in set(others).difference(followed):
+        yield Request(_bury(names, grant, block=_is_under_way(record, number)), [number])
 
 
 def _native_release(
     channel: Channel, names: Names, grant: Grant, record: Record, numbers: Sequence[int]
-) -> Requests:
+) -> Iterable[Request]:
     name, value = names.lock(grant.key), record.value(grant.owner)
     forms = {"DELIFEQ": ("DELIFEQ", name, value), "DELEX": ("DELEX", name, "IFEQ", value)}
     for form, words in forms.items():
         group = [n for n in numbers if (facts := channel.nodes[n].facts) and facts.release == form]
         if group:
-            yield pack(*words), group
+            yield Request(pack(*words), group)
 
 
 def _follows(channel: Channel, record: Record | None, number: int) -> bool:
@@ -259,9 +262,20 @@ def _follows(channel: Channel, record: Record | None, number: int) -> bool:
     return link is not None and link.serial == record.unseen[number]
 
 
-def _bury(names: Names, grant: Grant) -> bytes:
+def _is_under_way(record: Record | None, number: int) -> bool:
+    """Whether an acquire that looks at no grave may still arrive, on another's connection.
+
+    One whose connection has ended can't: it was aborted, so what had not arrived never will.
+    """
+    if record is None or record.channel is None or not record.natively:
+        return False
+    link = record.channel.links[number]
+    return link is not None and link.serial == record.unseen.get(number)
+
+
+def _bury(names: Names, grant: Grant, *, block: bool = False) -> bytes:
     keys = names.lock(grant.key), names.grave(grant.key, grant.owner)
-    return RELEASE.call(keys, grant.owner, milliseconds(grant.ttl))
+    return RELEASE.call(keys, grant.owner, milliseconds(grant.ttl), _LATEST if block else 0)
 
 
 def _owe(channel: Channel, names: Names, grant: Grant, number: int) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import socket
 import ssl
+import struct
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from celery_redlock.clock import now
@@ -17,6 +20,7 @@ __all__ = ["Broken", "Expected", "Link", "describe"]
 
 _READ_SIZE = 65536
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_ABORT = struct.pack("ii", 1, 0)  # linger for no time at all
 _serials = itertools.count(1)
 
 
@@ -156,11 +160,19 @@ class Link:
             if not self._encrypted and len(data) < _READ_SIZE:
                 return replies
 
-    def close(self) -> None:
-        """Close it; what was sent still reaches the server, if anything does."""
+    def close(self, *, abort: bool = False) -> None:
+        """Close it.
+
+        Args:
+            abort: what has not reached the server never shall; otherwise the system goes on
+                trying to deliver it, perhaps until long after we have given up.
+        """
+        if abort:
+            with suppress(OSError):
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
+        self.socket.close()
         if self._keep is not None:
             self._keep.disconnect()
-        self.socket.close()
 
     def __repr__(self) -> str:
         return f"<Link {self.serial} to {self.node.shown}, {len(self.due)} replies due>"

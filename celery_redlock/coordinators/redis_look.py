@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from celery_redlock.coordinators.base import Held, Holder
 from celery_redlock.coordinators.redis_ballot import order
 from celery_redlock.coordinators.redis_channel import Channel, Silence
-from celery_redlock.coordinators.redis_commands import Names
+from celery_redlock.coordinators.redis_commands import NOBODY, Names
 from celery_redlock.coordinators.redis_node import Node
 from celery_redlock.coordinators.redis_wire import ErrorReply, pack
 from celery_redlock.exceptions import CoordinatorUnavailable, describe_holder
@@ -49,6 +49,8 @@ def say(answer: Any, node: Node) -> str:
         return str(answer)
     if not isinstance(answer, list) or answer[0] == 1:
         return "free"
+    if answer[0] == 0 and parse_value(answer[1]).owner == NOBODY:
+        return "kept free for a moment, after a release by another connection"
     if answer[0] == 0:
         return f"held by {describe_holder(parse_value(answer[1]).holder.to_dict())}"
     return {
@@ -84,6 +86,7 @@ def inspect(channel: Channel, names: Names, key: str, instant: float) -> Held | 
         message = f"lock {key!r}: {need} of {len(channel.nodes)} lock servers must answer"
         raise CoordinatorUnavailable(message, nodes)
     owners = Counter(parse_value(value).owner for value in values.values() if value is not None)
+    del owners[NOBODY]
     owner, votes = owners.most_common(1)[0] if owners else ("", 0)
     if votes < need:
         return None

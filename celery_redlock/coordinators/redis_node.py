@@ -33,6 +33,7 @@ class Facts:
         marker: the epoch marker, if it has one.
         release: the native command that deletes a key of a known value, if it has one.
         extends: whether it can natively set the life of a key of a known value.
+        takes: whether it can natively set a key that isn't there, or else say what is.
         refused: what it refused to do that can't be done without.
     """
 
@@ -46,6 +47,7 @@ class Facts:
     marker: str | None
     release: str | None
     extends: bool
+    takes: bool
     refused: str
 
     @property
@@ -75,6 +77,7 @@ def greeting(epoch: str, probe: str, scripts: Sequence[bytes]) -> list[bytes]:
         pack("DELIFEQ", probe, "-"),
         pack("DELEX", probe, "IFEQ", "-"),
         pack("SET", probe, "-", "IFEQ", "-", "PX", 1),
+        pack("SET", probe, "-", "NX", "GET", "PX", 1),
         *scripts,
     ]
 
@@ -82,7 +85,7 @@ def greeting(epoch: str, probe: str, scripts: Sequence[bytes]) -> list[bytes]:
 def learn(answers: Sequence[Any], now: float) -> Facts:
     """The facts that the answers to :func:`greeting` tell, at instant ``now``."""
     server, replication = _info(answers[0]), _info(answers[1])
-    needed = [answers[5], *answers[9:]]
+    needed = [answers[5], *answers[10:]]
     uptime = server.get("uptime_in_seconds")
     # Whole seconds of a wall clock: up to one too many.
     up_since = now - max(0.0, float(uptime) - 1.0) if uptime else None
@@ -99,6 +102,7 @@ def learn(answers: Sequence[Any], now: float) -> Facts:
         marker=answers[5].decode() if isinstance(answers[5], bytes) else None,
         release=_native_release(answers[6], answers[7]),
         extends=not isinstance(answers[8], ErrorReply),
+        takes=not isinstance(answers[9], ErrorReply),
         refused=next((str(one) for one in needed if isinstance(one, ErrorReply)), ""),
     )
 

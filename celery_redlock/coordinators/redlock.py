@@ -29,7 +29,7 @@ from celery_redlock.coordinators.redis_batch import CHUNK, Renewal, extend_many
 from celery_redlock.coordinators.redis_capabilities import capabilities_of, refuse_unfenceable
 from celery_redlock.coordinators.redis_channel import Channel, Greeter
 from celery_redlock.coordinators.redis_check import check_servers
-from celery_redlock.coordinators.redis_commands import LOAD_SCRIPTS, Names
+from celery_redlock.coordinators.redis_commands import LOAD_SCRIPTS, NOBODY, Names
 from celery_redlock.coordinators.redis_epoch import HIGHEST_FLOOR, admit, raise_floor
 from celery_redlock.coordinators.redis_fitness import Fitness
 from celery_redlock.coordinators.redis_keep import Keeping, extend, release
@@ -302,7 +302,7 @@ class RedlockCoordinator:
         shortest, longest = self.capabilities.min_ttl, self._settings.max_ttl
         if not key:
             raise ImproperlyConfigured("a lock needs a name, and got an empty one")
-        if owner.split() != [owner]:
+        if owner.split() != [owner] or owner == NOBODY:
             raise ImproperlyConfigured(f"an owner must be a text without blanks, not {owner!r}")
         if not shortest < ttl <= longest:
             raise ImproperlyConfigured(

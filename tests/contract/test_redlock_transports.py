@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+import redis
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators import Conflict
@@ -115,6 +116,8 @@ def test_a_failover_is_followed(servers, opened):
     made = opened([master, replica], [url])
     coordinator = made.coordinator()
     whole_life(coordinator)
+    for sentinel in sentinels:
+        eventually(lambda sentinel=sentinel: _knows_everybody(sentinel), timeout=60.0)
     master.crash()
 
     def granted():
@@ -127,6 +130,13 @@ def test_a_failover_is_followed(servers, opened):
     eventually(granted, timeout=60.0)
     assert made.admin(1).role()[0] == b"master"
     whole_life(coordinator, "after")
+
+
+def _knows_everybody(sentinel):
+    """Whether a sentinel has met the replica and the other sentinels, without which it is idle."""
+    with redis.Redis(port=sentinel.port) as client:
+        seen = client.info("sentinel")["master0"]
+    return (int(seen["slaves"]), int(seen["sentinels"])) == (1, 3)
 
 
 def test_sentinels_that_are_gone_are_told():

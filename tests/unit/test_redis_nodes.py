@@ -31,6 +31,7 @@ def answers(**changed):
         "delifeq": 0,
         "delex": UNKNOWN,
         "ifeq": None,
+        "take": None,
         "scripts": b"sha",
     }
     return list({**said, **changed}.values())
@@ -58,6 +59,7 @@ def test_what_a_server_tells():
         ({"delifeq": UNKNOWN}, "release", None),
         ({"delifeq": UNKNOWN, "delex": 0}, "release", "DELEX"),
         ({"ifeq": ErrorReply("ERR syntax error")}, "extends", False),
+        ({"take": ErrorReply("ERR syntax error")}, "takes", False),
         ({"appendfsync": [b"appendfsync", b"everysec"]}, "durable", False),
         ({"appendonly": ErrorReply("NOPERM")}, "durable", False),
         ({"scripts": ErrorReply("NOPERM script")}, "refused", "NOPERM script"),
