@@ -5,10 +5,13 @@ import threading
 
 import pytest
 
+from celery_redlock import CoordinatorUnavailable
+from celery_redlock.clock import now
 from celery_redlock.coordinators.base import Grant, Holder
 from celery_redlock.coordinators.memory import MemoryCoordinator
 from celery_redlock.coordinators.notes import KeepsNotes, hand_over, leave_note
 from celery_redlock.coordinators.urls import CoordinatorSettings, from_urls
+from localservers import valkey_cluster
 
 NEXT = Holder(task="next", id="n")
 KINDS = ["memory", "by locks", "one Redis", "Redlock", "SQL"]
@@ -64,8 +67,6 @@ def take(coordinator, owner="one", ttl=60.0):
 
 def bare(owner):
     """The grant as a message carries it: by its key and its owner alone."""
-    from celery_redlock.clock import now
-
     return Grant("k", owner, 60.0, now() + 60.0)
 
 
@@ -180,3 +181,35 @@ def test_no_note_is_lost_or_read_twice(coordinator):
     numbers = [number for number in read if number]
     assert len(numbers) == len(set(numbers))
     assert max(numbers) >= max(writer.left[-1] for writer in writers)
+
+
+def test_a_minority_of_servers_may_be_dead(servers):
+    """Notes are left and read by a majority; without one nobody can say."""
+    nodes = servers.start(valkey_cluster, 3)
+    coordinator = from_urls(nodes.urls, CoordinatorSettings(prefix="dead", kind="queue"))
+    take(coordinator)
+    nodes[0].crash()
+    assert leave_note(coordinator, "k", "one", b"x", 1, 60.0)
+    found = hand_over(coordinator, bare("one"), "two", 60.0, NEXT)
+    assert (found.note, found.grant.owner) == (b"x", "two")
+    nodes[1].crash()
+    with pytest.raises(CoordinatorUnavailable):
+        leave_note(coordinator, "k", "two", b"x", 1, 60.0)
+    with pytest.raises(CoordinatorUnavailable):
+        hand_over(coordinator, bare("two"), "three", 60.0, NEXT)
+    coordinator.close()
+
+
+def test_a_note_that_only_some_servers_have_is_read(valkey_5):
+    """Its writer didn't reach a majority; whoever hands the lock over reads it all the same."""
+    coordinator = from_urls(valkey_5.urls, CoordinatorSettings(prefix="some", kind="queue"))
+    take(coordinator)
+    for server in valkey_5[1:]:
+        with server.client() as client:
+            client.set("some:{k}:note", "somebody 1 eA==")
+    with valkey_5[0].client() as client:
+        client.set("some:{k}:note", "one 7 eA==", px=60000)
+    found = hand_over(coordinator, bare("one"), "two", 60.0, NEXT)
+    assert found.note == b"x"
+    assert coordinator.inspect("k").owner == "two"
+    coordinator.close()
