@@ -240,7 +240,7 @@ class _Taking(Ballot):
             target = self.verdict.target
             self.votes[reply.node] = Vote("yes", target) if carried else Vote("failed")
         elif reply.tag == _TAKE and reply.value is None:
-            super().count(reply._replace(value=1))
+            super().count(Reply(reply.node, None, 1))
         elif reply.tag == _TAKE and isinstance(reply.value, bytes):
             self.channel.send((reply.node,), self._by_script())
         else:
