@@ -33,6 +33,9 @@ T = TypeVar("T")
 BUDGET = 0.25
 """Seconds that all questions to lock servers may take in one publish, together."""
 
+NOTE_TTL = 86400.0
+"""Seconds that a note lives at least: as long as a body may run, since only its end reads it."""
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1  # seconds between looks at a lock that isn't settled
 
 
@@ -169,7 +172,8 @@ class Admission:
             held = lock.present(conflict)
             if held is None:
                 return False
-            return leave_note(lock.coordinator, conflict.key, held.owner, note, number, lock.ttl)
+            ttl = max(lock.ttl, NOTE_TTL)
+            return leave_note(lock.coordinator, conflict.key, held.owner, note, number, ttl)
 
         return self._ask(leave)
 
