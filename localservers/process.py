@@ -137,6 +137,8 @@ class Process:
         """Start it without waiting."""
         if self.alive:
             raise RuntimeError(f"{self.name} runs already (pid {self.pid})")
+        if self._popen is not None:
+            self._popen.wait()  # it has ended, perhaps by itself; its children may live on
         with self.log_file.open("ab") as log:
             self._popen = subprocess.Popen(
                 ["/bin/sh", "-c", _ANNOUNCE, "sh", *self.command()],
@@ -175,12 +177,12 @@ class Process:
     @property
     def alive(self) -> bool:
         """Whether the program has been started and hasn't ended."""
-        return self._popen is not None and self._popen.poll() is None
+        return self._popen is not None and self.returncode is None
 
     @property
     def returncode(self) -> int | None:
         """How it ended; None while it runs."""
-        return None if self._popen is None else self._popen.poll()
+        return None if self._popen is None else _status(self._popen)
 
     def wait(self, timeout: float = 30.0) -> int:
         """Wait for its end and give the exit status.
@@ -190,19 +192,22 @@ class Process:
         """
         if self._popen is None:
             raise RuntimeError(f"{self.name} was not started")
-        try:
-            return self._popen.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"{self.name} still runs after {timeout:g} s") from None
+        deadline = time.monotonic() + timeout
+        while (status := _status(self._popen)) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} still runs after {timeout:g} s")
+            time.sleep(0.004)
+        return status
 
     def send(self, number: int, *, children: bool = False) -> None:
         """Send it a signal, or to its whole process group; nothing happens if it has ended."""
-        if self._popen is not None:
-            with contextlib.suppress(ProcessLookupError):
-                if children:
-                    os.killpg(self.pid, number)
-                elif self.alive:
-                    os.kill(self.pid, number)
+        if self._popen is None or self._popen.returncode is not None:
+            return  # it has been collected, so its id may be another's by now
+        with contextlib.suppress(ProcessLookupError):
+            if children:
+                os.killpg(self.pid, number)
+            else:
+                os.kill(self.pid, number)
 
     def stop(self, timeout: float = 10.0) -> None:
         """Ask it to end, wait, and kill what is left of its process group."""
@@ -220,9 +225,12 @@ class Process:
         if self._popen is None:
             return
         self.send(signal.SIGKILL, children=children)
-        self._popen.wait()
         if children:
+            # Only now is it collected: until then no stranger can get its id, nor its group's.
+            self._popen.wait()
             _undertaker.tell(b"-" + undertaker.GROUP, self.pid)
+        else:
+            self.wait()
 
     def pause(self, *, children: bool = True) -> None:
         """Freeze it (SIGSTOP); it keeps its connections and answers nothing."""
@@ -277,6 +285,19 @@ class Process:
     def __repr__(self) -> str:
         state = f"pid {self.pid}" if self.alive else "not running"
         return f"<{type(self).__name__} {self.name}: {state}>"
+
+
+def _status(popen: subprocess.Popen[bytes]) -> int | None:
+    """How it ended, without collecting it; None while it runs."""
+    if popen.returncode is not None or not hasattr(os, "waitid"):
+        return popen.poll()
+    try:
+        ended = os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # asked in a fork, whose child it isn't, or collected by others
+        return popen.poll()
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 class Server(Process, abc.ABC):
