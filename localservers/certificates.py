@@ -55,7 +55,8 @@ class Certificates:
             "-subj",
             "/CN=test CA",
         ]
-        _run([*new, *authority])
+        # Python 3.13 and newer insist on what the authority's key is for.
+        _run([*new, *authority, "-addext", "keyUsage=critical,keyCertSign,cRLSign"])
         signed: list[str | Path] = [
             "-CA",
             made.authority,
