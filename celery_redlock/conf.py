@@ -111,8 +111,9 @@ class Settings:
             return (coordinator,)
         if coordinator not in self.coordinators:
             known = ", ".join(map(repr, self.coordinators))
+            named = repr(coordinator) if coordinator.isidentifier() else "of that name"
             raise ImproperlyConfigured(
-                f"coordinator {coordinator!r} is not in redlock_coordinators, which has {known}"
+                f"coordinator {named} is not in redlock_coordinators, which has {known}"
             )
         return self.coordinators[coordinator]
 
@@ -177,7 +178,8 @@ def _queues(value: Any) -> dict[str, Level]:
     for queue, options in value.items():
         if not isinstance(options, Mapping):
             raise ImproperlyConfigured(
-                f"redlock_queues[{queue!r}] must be a dict of options, not {options!r}"
+                f"redlock_queues[{queue!r}] must be a dict of options, not a "
+                f"{type(options).__name__}"
             )
         levels[queue] = Level(f"queue {queue!r}", options, f"redlock_queues[{queue!r}]['{{}}']")
         LockOptions.layered(levels[queue])
@@ -188,7 +190,7 @@ def _tasks(value: Any) -> dict[str, Level]:
     if not isinstance(value, Mapping) or not all(isinstance(v, Mapping) for v in value.values()):
         raise ImproperlyConfigured(
             'redlock_tasks must be a dict such as {"reports.*": {"ttl": 60}}, '
-            f"from patterns of task names to options, not {value!r}"
+            f"from patterns of task names to options, not a {type(value).__name__}"
         )
     levels = {}
     for pattern, options in value.items():

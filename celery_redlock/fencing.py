@@ -41,9 +41,10 @@ class FencingToken(int):
 
     def __new__(cls, value: int, lock: str) -> Self:
         """Make a token of lock ``lock``."""
-        if not 1 <= value < 2**63:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not 1 <= value < 2**63:
             raise ImproperlyConfigured(
-                f"a fencing token must be an integer from 1 to 2**63 - 1, not {int(value)}"
+                f"a fencing token must be an integer from 1 to 2**63 - 1, not {value!r}"
             )
         if not lock:
             raise ImproperlyConfigured("a fencing token needs the name of its lock")

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from celery_redlock import pool_child
 from celery_redlock.bodies import TOKEN, run_signature, task_level, unfenceable
+from celery_redlock.censor import censor_settings
 from celery_redlock.conf import NAMES, Settings
 from celery_redlock.coordinators.base import Coordinator, Holder
 from celery_redlock.coordinators.urls import CoordinatorSettings, Kind, from_urls
@@ -25,6 +26,7 @@ from celery_redlock.lease import Lease
 from celery_redlock.lock import Claimant, Session, boot_nonce, entered
 from celery_redlock.notices import NoticeOptions
 from celery_redlock.options import Level, LockOptions, Mode
+from celery_redlock.results import prepare_results
 from celery_redlock.signals import sink_for
 
 __all__ = ["TOKEN", "Locks", "Plan", "run_signature", "task_level"]
@@ -83,6 +85,8 @@ class Locks:
             ImproperlyConfigured: the settings can't be used.
         """
         self.settings = Settings.read(app)
+        censor_settings()
+        prepare_results(app.conf)
         self.sink = sink_for(app)
         self._coordinators: dict[tuple[tuple[str, ...], bool, Kind], Coordinator] = {}
         self._plans: dict[Any, Plan] = {}
@@ -240,7 +244,7 @@ class Locks:
             LockLost: with ``on_lost="abort"``, the lock was lost and the block was stopped.
             ImproperlyConfigured: an option can't be used.
         """
-        given = (key,) if isinstance(key, str) else tuple(key)
+        given = tuple(key) if isinstance(key, (list, tuple, set, frozenset)) else (key,)
         if not given or not all(isinstance(name, str) and name for name in given):
             raise ImproperlyConfigured(f"key={key!r}: must be the lock's name, not empty")
         names = tuple(sorted(set(map(explicit_name, given))))

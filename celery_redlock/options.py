@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
@@ -106,7 +106,7 @@ class LockOptions:
     """
 
     mode: Mode = "efficiency"
-    coordinator: str | tuple[str, ...] = "default"
+    coordinator: str | tuple[str, ...] = field(default="default", repr=False)  # logins in urls
     key: OneKey | tuple[OneKey, ...] | None = None
     args: tuple[str, ...] | None = None
     scope: Scope = "while_executing"
@@ -175,13 +175,20 @@ def check_names(level: Level) -> None:
         if name in OPTION_NAMES:
             continue
         meant = _FOREIGN.get(name) or next(
-            iter(difflib.get_close_matches(name, OPTION_NAMES, 1, 0.5)), None
+            iter(difflib.get_close_matches(str(name), OPTION_NAMES, 1, 0.5)), None
         )
         hint = f"; did you mean {level.spell(meant)}?" if meant else ""
         known = ", ".join(level.spell(known) for known in OPTION_NAMES)
         raise ImproperlyConfigured(
             f"unknown option {level.spell(name)} ({level.where}){hint} (known: {known})"
         )
+
+
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer beyond what a float can hold
+        return False
 
 
 def seconds(
@@ -203,7 +210,7 @@ def seconds(
     fits = (
         isinstance(number, (int, float))
         and not isinstance(number, bool)
-        and math.isfinite(number)
+        and _finite(number)
         and (number > least if open_end else number >= least)
     )
     if not fits:

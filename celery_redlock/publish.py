@@ -156,7 +156,7 @@ def call_options(
     """
     if not isinstance(lock, Mapping):
         raise ImproperlyConfigured(
-            f"lock={lock!r}: must be a dict of options such as {{'ttl': 60, 'wait': 5}}"
+            f"lock=<{type(lock).__name__}>: must be a dict of options such as {{'ttl': 60, 'wait': 5}}"
         )
     level = Level("the call", lock, "lock['{}']")
     cls = task.__class__

@@ -172,6 +172,8 @@ def _why(nodes: int, markers: Mapping[int, str], known: list[Epoch]) -> str:
             f"fencing tokens: all {nodes} lock servers must answer at the first use of the set, "
             f"and {len(markers)} did"
         )
+    if len(markers) < need:
+        return f"fencing tokens: {need} of {nodes} lock servers must answer, and {len(markers)} did"
     return (
         f"fencing tokens: {need} of {nodes} lock servers must carry one epoch marker; if servers "
         f"were replaced, emptied or added, run: {ADMIT}"

@@ -74,7 +74,7 @@ BAD = [
     ({"redlock_clock_drift": "x"}, "redlock_clock_drift='x'"),
     ({"redlock_prefix": "a b"}, "redlock_prefix='a b'.*white space"),
     ({"redlock_queues": ["q"]}, "redlock_queues must be a dict"),
-    ({"redlock_queues": {"q": 3}}, r"redlock_queues\['q'\] must be a dict of options, not 3"),
+    ({"redlock_queues": {"q": 3}}, r"redlock_queues\['q'\] must be a dict of options, not a int"),
     ({"redlock_queues": {"q": {"tll": 3}}}, "tll.*did you mean.*ttl"),
     ({"redlock_queues": {"q": {"ttl": -3}}}, r"redlock_queues\['q'\]\['ttl'\]=-3"),
     ({"redlock_tasks": 3}, "redlock_tasks must be a dict"),
