@@ -188,10 +188,9 @@ def test_the_message_reaches_the_user(tmp_path):
     """A bad PHOTOS ends the demo with status 2 and the message, without a traceback."""
     with demo(tmp_path / "out", photos=str(tmp_path / "nowhere")) as process:
         status, output = finished(process)
-    assert (2, f"PHOTOS={tmp_path / 'nowhere'}: there is no such folder.") == (
-        status,
-        output.replace("\n", ""),
-    )
+    told = f"PHOTOS={tmp_path / 'nowhere'}: there is no such folder."
+    assert status == 2
+    assert "".join(told.split()) == "".join(output.split())  # a long path is broken into lines
 
 
 @pytest.mark.usefixtures("valkey_program")
