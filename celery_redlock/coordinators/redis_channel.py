@@ -7,12 +7,12 @@ them.  Starts no thread, and waits for nothing but the replies to the present ro
 from __future__ import annotations
 
 import selectors
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.redis_connect import begin_link, settle
-from celery_redlock.coordinators.redis_link import Broken, Expected, Link
+from celery_redlock.coordinators.redis_link import Broken, Expected, Greeter, Link, Reply, Silence
 from celery_redlock.coordinators.redis_node import Node
 from celery_redlock.coordinators.redis_wire import ErrorReply
 
@@ -20,40 +20,6 @@ __all__ = ["Channel", "Greeter", "Reply", "Silence"]
 
 
 _CLEAN_FOR = 0.01  # seconds
-
-
-class Silence(str):
-    """Stands for a reply that won't come; its text says why."""
-
-    __slots__ = ()
-
-
-class Reply(NamedTuple):
-    """One reply of the present round.
-
-    Attributes:
-        node: the number of the server.
-        tag: what the request was tagged with.
-        value: what the server said, an :class:`ErrorReply`, or a :class:`Silence`.
-    """
-
-    node: int
-    tag: Any
-    value: Any
-
-
-class Greeter(NamedTuple):
-    """What a new connection begins with.
-
-    Attributes:
-        commands: what is asked.
-        judge: takes the node and the answers; says why the node may not be asked, or ``""``.
-        reload: what is sent before a request is repeated that met a server without scripts.
-    """
-
-    commands: Sequence[bytes]
-    judge: Callable[[Node, Sequence[Any]], str]
-    reload: Sequence[bytes] = ()
 
 
 class Channel:

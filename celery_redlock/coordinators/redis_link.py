@@ -8,15 +8,15 @@ import socket
 import ssl
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from celery_redlock.clock import now
 from celery_redlock.coordinators.redis_node import Node
-from celery_redlock.coordinators.redis_wire import Parser, ProtocolError
+from celery_redlock.coordinators.redis_wire import ErrorReply, Parser, ProtocolError
 
-__all__ = ["Broken", "Expected", "Link", "describe"]
+__all__ = ["Broken", "Expected", "Greeter", "Link", "Reply", "Silence", "describe"]
 
 _READ_SIZE = 65536
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -26,6 +26,40 @@ _serials = itertools.count(1)
 
 class Broken(Exception):
     """The connection is of no more use; the message says what was seen."""
+
+
+class Silence(str):
+    """Stands for a reply that won't come; its text says why."""
+
+    __slots__ = ()
+
+
+class Reply(NamedTuple):
+    """One reply of the present round.
+
+    Attributes:
+        node: the number of the server.
+        tag: what the request was tagged with.
+        value: what the server said, an :class:`ErrorReply`, or a :class:`Silence`.
+    """
+
+    node: int
+    tag: Any
+    value: Any
+
+
+class Greeter(NamedTuple):
+    """What a new connection begins with.
+
+    Attributes:
+        commands: what is asked.
+        judge: takes the node and the answers; says why the node may not be asked, or ``""``.
+        reload: what is sent before a request is repeated that met a server without scripts.
+    """
+
+    commands: Sequence[bytes]
+    judge: Callable[[Node, Sequence[Any]], str]
+    reload: Sequence[bytes] = ()
 
 
 class Expected(NamedTuple):
@@ -151,14 +185,18 @@ class Link:
             except OSError as exc:
                 raise Broken(describe(exc)) from exc
             if not data:
-                said = f", after {replies[-1]}" if replies else ""
-                raise Broken(f"it closed the connection{said}")
+                raise Broken(self._farewell(replies))
             try:
                 replies += self._parser.feed(data)
             except ProtocolError as exc:
                 raise Broken(f"it doesn't speak the Redis protocol: {exc}") from exc
             if not self._encrypted and len(data) < _READ_SIZE:
                 return replies
+
+    def _farewell(self, replies: Sequence[Any]) -> str:
+        words = [*(self.answers or ()), *replies][-1:]
+        said = f", after {words[0]}" if words and isinstance(words[0], ErrorReply) else ""
+        return f"it closed the connection{said}"
 
     def close(self, *, abort: bool = False) -> None:
         """Close it.

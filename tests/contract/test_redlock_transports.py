@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -226,3 +227,44 @@ def test_green_threads_go_on_while_a_server_is_waited_for(kind, valkey_5, server
     hung.resume()
     assert run.stdout.strip() == "well", run.stderr[-2000:]
     assert now() - start < 30
+
+
+# Addresses
+
+
+def test_a_names_second_address_is_tried(valkey, opened, monkeypatch):
+    """``localhost`` may mean ::1 first, where nobody listens."""
+    made = opened([valkey], [f"redis://localhost:{valkey.port}/0"])
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", valkey.port)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
+    coordinator = made.coordinator(warm=False)
+    whole_life(coordinator)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found[:1])
+    for nobody in (found[:1], []):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, nobody=nobody: nobody)
+        with pytest.raises(CoordinatorUnavailable, match="Connection refused|no address"):
+            made.coordinator(warm=False).acquire("k2", owner(), 10.0, ME)
+
+
+def test_a_name_that_means_nothing_is_told(opened):
+    """Nobody can say where it is."""
+    made = opened([], ["redis://no-such-host.invalid:6379/0"])
+    with pytest.raises(CoordinatorUnavailable, match=r"no-such-host\.invalid"):
+        made.coordinator(warm=False).acquire("k", owner(), 10.0, ME)
+    assert {finding.level for finding in made.coordinator(warm=False).check()} == {
+        "warning",
+        "error",
+    }
+
+
+def test_a_hung_server_is_told_by_the_check(servers, opened):
+    """A second is enough for a slow server, and not for one that hangs."""
+    server = servers.start(Valkey)
+    made = opened([server])
+    server.pause()
+    findings = made.coordinator(warm=False).check()
+    server.resume()
+    assert "no answer within 1 s" in " ".join(finding.message for finding in findings)
