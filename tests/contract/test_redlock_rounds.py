@@ -259,12 +259,12 @@ def test_an_acquire_whose_answers_were_lost_can_be_asked_again(behind_proxies):
 
 
 def test_asking_again_never_shortens_the_lock_below_its_trust(three):
-    """Asked a second time with a ttl of 20 s, a lock of 5 s really lasts 20 s."""
+    """Asked a second time with a ttl of 20 s, a lock of 5 s lasts 20 s on a majority."""
     coordinator, who = three.coordinator(), owner()
     grant(coordinator, "k", ttl=5.0, who=who)
     grant(coordinator, "k", ttl=20.0, who=who)
-    name = three.names.lock("k")
-    eventually(lambda: all(three.admin(number).pttl(name) > 19_000 for number in range(3)))
+    lives = [three.admin(number).pttl(three.names.lock("k")) for number in range(3)]
+    assert sum(life > 18_000 for life in lives) >= 2
 
 
 # 7. Extending
