@@ -89,6 +89,30 @@ def test_stop_ends_the_children_too():
     assert process.returncode == -signal.SIGTERM
 
 
+def test_no_stranger_gets_the_id_of_a_process_that_has_ended():
+    """An ended program keeps its id until it is killed; after that no signal is sent to it."""
+    process = Process(["/bin/sh", "-c", "exit 3"])
+    process.launch()
+    assert process.wait() == 3
+    assert not process.alive
+    os.killpg(process.pid, 0)  # the id is still its own
+    process.kill()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    process.send(signal.SIGKILL, children=True)  # nobody is there, and nobody is looked for
+    assert process.returncode == 3
+    process.close()
+
+
+def test_a_signal_that_ended_it_is_told():
+    """An end by a signal has the negative number of that signal."""
+    process = Process(["/bin/sh", "-c", "sleep 100"])
+    process.launch()
+    process.send(signal.SIGTERM)
+    assert process.wait() == -signal.SIGTERM
+    process.close()
+
+
 class Never(Process):
     """Is never ready."""
 
