@@ -440,7 +440,7 @@ def test_a_connection_that_was_cut_is_replaced(postgres, client, with_table):
         (["sqlite:///:memory:"], "in memory"),
         (["postgresql://host:port/db"], "malformed"),
         (["mysql+nodriver://host/db"], "malformed"),
-        (["mysql+mysqldb://host/db"], "driver of mysql.mysqldb:// is not installed"),
+        (["mysql+mariadbconnector://host/db"], "driver of mysql.mariadbconnector:// is not"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused(urls, said):
