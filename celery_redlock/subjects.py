@@ -39,7 +39,7 @@ class Subject:
             ImproperlyConfigured: its options can't be used.
         """
         call = options_in(header)
-        if self.task is None and not self._is_mentioned(locks, queue):
+        if self.task is None and call is None and not self._is_mentioned(locks, queue):
             return None
         return locks.plan(self.stand_in(locks, queue, call), queue, call)
 

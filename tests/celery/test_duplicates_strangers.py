@@ -140,6 +140,7 @@ def test_the_calls_own_options_by_name(app, stranger):
     call = {"scope": "until_executed", "key": "mine"}
     first = stranger.send_task("elsewhere.x", (1,), lock=call)
     assert stranger.send_task("elsewhere.y", (2,), lock=call).id == first.id
+    assert stranger.send_task("nobody.knows", (3,), lock=call).id == first.id
 
 
 def test_a_task_without_the_base_class_on_a_real_worker(app, worker, journal):
