@@ -66,7 +66,13 @@ class _Undertaker:
             return self._pipe
 
     def tell(self, kind: bytes, value: object) -> None:
-        os.write(self.pipe(), kind + b" " + str(value).encode() + b"\n")
+        line = kind + b" " + str(value).encode() + b"\n"
+        try:
+            os.write(self.pipe(), line)
+        except BrokenPipeError:  # somebody has ended it: the next one takes over from here
+            with self._mutex:
+                self._client = 0
+            os.write(self.pipe(), line)
 
 
 _undertaker = _Undertaker()

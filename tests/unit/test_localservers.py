@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from localservers import MissingServer, Process, Server, ServerFailed, Valkey
@@ -132,3 +133,26 @@ def _gone(folder: str, timeout: float) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def test_an_undertaker_that_was_ended_is_replaced():
+    """Whoever ends it, the servers that come later are looked after again."""
+    me = psutil.Process()
+
+    def undertakers():
+        found = psutil.process_iter(["cmdline"])
+        return [
+            one
+            for one in found
+            if one.info["cmdline"]
+            and one.info["cmdline"][-1] == str(me.pid)
+            and any("undertaker" in word for word in one.info["cmdline"])
+        ]
+
+    with Valkey():
+        for one in undertakers():
+            one.kill()
+            one.wait(10)
+    with Valkey() as server:
+        assert server.alive
+        assert len(undertakers()) == 1
