@@ -163,13 +163,15 @@ class Process:
         """Wait for what was launched; see :meth:`start`."""
         deadline = time.monotonic() + timeout
         while not self.ready():
-            if not self.alive:
-                raise ServerFailed(f"{self.name} ended with {self.returncode}:\n{self.log_tail()}")
-            if time.monotonic() > deadline:
-                self.kill()
-                raise ServerFailed(
-                    f"{self.name} is not ready after {timeout:g} s:\n{self.log_tail()}"
+            ended = not self.alive
+            if ended or time.monotonic() > deadline:
+                what = (
+                    f"ended with {self.returncode}"
+                    if ended
+                    else f"is not ready after {timeout:g} s"
                 )
+                self.kill()
+                raise ServerFailed(f"{self.name} {what}:\n{self.log_tail()}")
             time.sleep(0.004)
         return self
 
